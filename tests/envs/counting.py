@@ -58,10 +58,8 @@ class PlainCounting(Counting):
     Gymnasium's vector environments keep the one and send the other.
     """
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        return super().reset(seed=seed, options=options)[0].copy(), {}
+    def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        return super().reset(**given)[0].copy(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, _ = super().step(action)
@@ -173,10 +171,8 @@ class MaskedByMethod(Masked):
 
 
 class MaskedInInfo(Masked):
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        obs, info = super().reset(seed=seed, options=options)
+    def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(**given)
         return obs, {**info, "action_mask": self._mask()}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -197,6 +193,40 @@ class MaskedInFlatInfo(MaskedInInfo):
         return np.concatenate(super()._mask())
 
 
+GOOD = np.zeros(2, np.float32)
+ANSWERS: dict[str, Any] = {
+    "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
+    "dtype": (np.zeros(2, np.complex64), 0.0, False, False, {}),
+    "NaN seen": (np.array([0, np.nan], np.float32), 0.0, False, False, {}),
+    "infinity seen": (np.array([np.inf, 0], np.float32), 0.0, False, False, {}),
+    "1e300 seen": (np.full(2, 1e300), 0.0, False, False, {}),
+    "NaN reward": (GOOD, float("nan"), False, False, {}),
+    "1e300 reward": (GOOD, -1e300, False, False, {}),
+    "no reward": (GOOD, None, False, False, {}),
+    "old step": (GOOD, 0.0, False, {}),
+    "None": None,
+    "terminated None": (GOOD, 0.0, None, False, {}),
+    "truncated text": (GOOD, 0.0, False, "no", {}),
+    "ragged": ([[1.0], [1.0, 2.0]], 0.0, False, False, {}),
+    "keys": ({"a": GOOD}, 0.0, False, False, {}),
+}
+"""What steps return that is wrong, where observations are `Box(-1, 1, (2,))`."""
+
+
+def misbehave(how: str) -> Any:
+    """Go wrong in a step, or return something wrong."""
+    match how:
+        case "raises":
+            raise ZeroDivisionError("division by zero")
+        case "exits":
+            sys.exit(3)
+        case "dies":
+            os.kill(os.getpid(), 9)
+        case "hangs":
+            time.sleep(100)
+    return ANSWERS[how]
+
+
 class Faulty(gym.Env[np.ndarray, Any]):
     """Goes wrong in the way it is told to, at its third step; `nothing` goes wrong on request."""
 
@@ -206,7 +236,7 @@ class Faulty(gym.Env[np.ndarray, Any]):
     def __init__(self, fault: str) -> None:
         self._fault, self._time = fault, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, **_: Any) -> Any:
         if self._fault == "reset raises":
             raise RuntimeError("no level today")
         if self._fault == "reset without info":
@@ -217,30 +247,7 @@ class Faulty(gym.Env[np.ndarray, Any]):
         self._time += 1
         if self._fault == "nothing" or self._time < 3:
             return np.zeros(2, np.float32), 0.0, False, False, {}
-        return self._misbehave()
-
-    def _misbehave(self) -> Any:
-        good = np.zeros(2, np.float32)
-        match self._fault:
-            case "raises":
-                raise ZeroDivisionError("division by zero")
-            case "exits":
-                sys.exit(3)
-            case "dies":
-                os.kill(os.getpid(), 9)
-            case "hangs":
-                time.sleep(100)
-        return {
-            "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
-            "dtype": (np.zeros(2, np.complex64), 0.0, False, False, {}),
-            "nan": (np.array([0, np.nan], np.float32), 0.0, False, False, {}),
-            "nan reward": (good, float("nan"), False, False, {}),
-            "old step": (good, 0.0, False, {}),
-            "none": None,
-            "terminated": (good, 0.0, None, False, {}),
-            "huge": (np.full(2, 1e300), 0.0, False, False, {}),
-            "ragged": ([[1.0], [1.0, 2.0]], 0.0, False, False, {}),
-        }[self._fault]
+        return misbehave(self._fault)
 
 
 class FaultyStructure(Structured):
@@ -273,9 +280,7 @@ class FaultyMask(gym.Env[np.ndarray, Any]):
     def __init__(self, mask: Any) -> None:
         self._mask, self._time = mask, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
         return np.zeros(2, np.float32), {"action_mask": np.ones(5, bool)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:

@@ -17,27 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig, Config, EnvConfig
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
-from tests.helpers import OBS_NORM, rows_of, tiny, tiny_aux
+from tests.helpers import OBS_NORM, assert_same, rows_of, tiny, tiny_aux
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.faults.harness"])
 KINDS: dict[str, dict[str, Any]] = {
     "ppo": {},
     "ppg": {"aux": tiny_aux(every=3, epochs=3)},
-    "lstm": {
-        "aux": tiny_aux(every=2),
-        "model.memory": "lstm",
-        "model.memory_size": 8,
-        "ppo.minibatch_by": "segments",
-        "obs_norm": OBS_NORM,
-    },
-}
+    "lstm": {"aux": tiny_aux(every=2), "model.memory": "lstm", "model.memory_size": 8,
+             "ppo.minibatch_by": "segments", "obs_norm": OBS_NORM},
+}  # fmt: skip
 """What is trained: how it differs from a small PPO on CartPole."""
 
 
@@ -54,6 +48,13 @@ def small(folder: Path, kind: str, **changes: Any) -> Config:
 def run_directory(folder: Path) -> Path | None:
     """The run in a folder, once it is there."""
     return next((path.parent for path in folder.glob("*/config.json")), None)
+
+
+def only_run(folder: Path) -> RunDirectory:
+    """The run in a folder."""
+    path = run_directory(folder)
+    assert path is not None, "no run"
+    return RunDirectory(path)
 
 
 def begin_or_resume(folder: Path, kind: str, **changes: Any) -> None:
@@ -84,12 +85,8 @@ def start_group(folder: Path, kind: str) -> subprocess.Popen[bytes]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "errors.txt").open("wb") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=Path(__file__).parents[2],
-            stderr=errors,
-            start_new_session=True,
-        )
+        words, cwd = [sys.executable, "-c", code], Path(__file__).parents[2]
+        return subprocess.Popen(words, cwd=cwd, stderr=errors, start_new_session=True)
 
 
 def session(leader: int) -> list[int]:
@@ -158,9 +155,7 @@ def wait_for(
 
 def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """What a finished run leaves: the state of its last checkpoint and its rows, without times."""
-    path = run_directory(folder)
-    assert path is not None, "no run"
-    files = RunDirectory(path)
+    files = only_run(folder)
     (state, chunks), rejected = load_checkpoint(files.checkpoint_folder, run=files.card["run"])
     assert not rejected and not list(files.checkpoint_folder.glob(".*")), "something is left over"
     config = Config.from_json(state.pop("config"))
@@ -170,27 +165,11 @@ def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     return state, rows_of(files)
 
 
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Paths at which two trees differ by a bit."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape
-        if not same or one.numpy().tobytes() != other.numpy().tobytes():
-            yield path
-    elif isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            yield from differences(one.get(name), other.get(name), f"{path}/{name}")
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for index, (left_one, right_one) in enumerate(zip(one, other, strict=True)):
-            yield from differences(left_one, right_one, f"{path}/{index}")
-    elif repr(one) != repr(other):  # NaN is NaN here
-        yield f"{path}: {one!r:.60} and {other!r:.60}"
-
-
 def assert_unbroken(folder: Path, unbroken: tuple[dict[str, Any], Any]) -> None:
     """What a run left is what the unbroken one did, to the bit."""
     state, rows = left(folder)
-    assert not list(differences(unbroken[0], state))
-    assert not list(differences(unbroken[1], rows))
+    assert_same(unbroken[0], state)
+    assert_same(unbroken[1], rows)
 
 
 WRITES = ("replace", "rename", "fsync", "link", "mkdir", "unlink", "rmdir")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import re
-import signal
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,26 +16,10 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.directory import RunDirectory
+from tests.envs.counting import ANSWERS, misbehave
 from tests.faults.conftest import Fault
 from tests.helpers import Corridor, tiny
 
-GOOD = np.zeros(2, np.float32)
-ANSWERS: dict[str, Any] = {
-    "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
-    "dtype": (np.zeros(2, np.complex64), 0.0, False, False, {}),
-    "NaN seen": (np.array([0, np.nan], np.float32), 0.0, False, False, {}),
-    "infinity seen": (np.array([np.inf, 0], np.float32), 0.0, False, False, {}),
-    "1e300 seen": (np.full(2, 1e300), 0.0, False, False, {}),
-    "NaN reward": (GOOD, float("nan"), False, False, {}),
-    "1e300 reward": (GOOD, -1e300, False, False, {}),
-    "no reward": (GOOD, None, False, False, {}),
-    "old step": (GOOD, 0.0, False, {}),
-    "None": None,
-    "terminated None": (GOOD, 0.0, None, False, {}),
-    "truncated text": (GOOD, 0.0, False, "no", {}),
-    "ragged": ([[1.0], [1.0, 2.0]], 0.0, False, False, {}),
-    "keys": ({"a": GOOD}, 0.0, False, False, {}),
-}
 RAISES = ("raises", "exits", "dies")
 MOMENTS = (1, 2, 8, 9, 21)
 """Steps of an environment; an iteration of `tiny` has eight."""
@@ -51,26 +32,16 @@ class Misbehaving(Corridor):
         super().__init__()
         self.what, self.at, self.count, self.resets = what, at, 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, **given: Any) -> Any:
         self.resets += 1
         if (self.at, self.resets) in (("first reset", 1), ("later reset", 2)):
-            answer = self._go_wrong()
+            answer = misbehave(self.what)
             return answer if answer is None or len(answer) < 5 else (answer[0], answer[-1])
-        return super().reset(seed=seed, options=options)
+        return super().reset(**given)
 
     def step(self, action: np.int64) -> Any:
         self.count += 1
-        return self._go_wrong() if self.count == self.at else super().step(action)
-
-    def _go_wrong(self) -> Any:
-        match self.what:
-            case "raises":
-                raise ZeroDivisionError("division by zero")
-            case "exits":
-                sys.exit(3)
-            case "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-        return ANSWERS[self.what]
+        return misbehave(self.what) if self.count == self.at else super().step(action)
 
 
 def _cases(parallel: str) -> list[tuple[str, int | str]]:
@@ -88,12 +59,10 @@ def _try(folder: Path, what: str, at: int | str, parallel: str) -> None:
     rows: list[int] = []
     config = tiny(folder, total_env_steps=4 * 32, checkpoint=CheckpointConfig(every_minutes=None))
     call = "reset" if isinstance(at, str) else "step"
+    how: Any = {"on_iteration": lambda run, _: rows.append(run.env_steps)}
+    config = config.with_updates({"env.parallel": parallel})
     with pytest.raises(EnvError) as error:
-        train(
-            config.with_updates({"env.parallel": parallel}),
-            make_env=lambda: Misbehaving(what, at),
-            on_iteration=lambda run, _: rows.append(run.env_steps),
-        )
+        train(config, make_env=lambda: Misbehaving(what, at), **how)
     said = str(error.value)
     named = rf"environment \d.*{call}\(\)|{call}\(\) of the environment that was made to learn"
     assert re.search(named, said), (what, at, said)

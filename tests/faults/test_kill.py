@@ -28,6 +28,7 @@ from tests.faults.harness import (
     kill_before_operation,
     left,
     left_behind,
+    only_run,
     run_directory,
     session,
     small,
@@ -35,6 +36,7 @@ from tests.faults.harness import (
     start_group,
     wait_for,
 )
+from tests.helpers import assert_same
 
 
 @cache
@@ -113,14 +115,13 @@ def test_a_disk_that_refuses_an_operation(
             with at_operation(numbers[index], refuse):
                 train(small(folder, "ppg", total_env_steps=6 * 64))
         except OSError:  # a file of the log, or the last checkpoint: what is on the disk is whole
-            path = run_directory(folder)
-            assert path is not None
-            resume(path)
-        path = run_directory(folder)
-        assert path is not None
-        weights = RunDirectory(path).weights()
-        assert all((weights[name] == value).all() for name, value in expected.items())
+            resume(only_run(folder).path)
+        assert_same(only_run(folder).weights(), expected)
         shutil.rmtree(folder)
+
+
+def num_checkpoints(folder: Path) -> int:
+    return len(RunDirectory(path).checkpoints) if (path := run_directory(folder)) else 0
 
 
 def train_until_stopped(folder: Path) -> None:
@@ -141,8 +142,7 @@ def test_sigterm_saves_ends_with_75_and_the_run_resumes_to_the_same_bits(tmp_pat
     process.terminate()
     process.join(120)
     assert process.exitcode == 75
-    path = run_directory(tmp_path)
-    assert path is not None and [at.name for at in checkpoints(path)] == ["step-000000000640"]
+    assert [at.name for at in only_run(tmp_path).checkpoints] == ["step-000000000640"]
     finish(tmp_path, begin_or_resume, tmp_path, "ppg")
     assert_unbroken(tmp_path, expected)
 
@@ -157,18 +157,16 @@ def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -
         for _ in range(20):
             folder = tmp_path / f"{number}-{draw.random()}"
             process = start(folder, begin_or_resume, folder, kind)
-            wait_for(lambda at=folder: (path := run_directory(at)) and checkpoints(path))
+            wait_for(lambda at=folder: num_checkpoints(at) > 0)
             time.sleep(draw.uniform(0, 0.7 * seconds))
             process.terminate()
             process.join(60)
-            path = run_directory(folder)
-            assert path is not None
-            if process.exitcode == 75 or not checkpoints(path)[-1].name.endswith("1536"):
+            newest = only_run(folder).checkpoints[-1].name
+            if process.exitcode == 75 or not newest.endswith("1536"):
                 break  # else it was done before
         else:
             pytest.fail("each time it was done before the signal came")
         said = (folder / "errors.txt").read_text()
-        newest = checkpoints(path)[-1].name
         if newest != "step-000000000000":  # else it had not begun to listen, or to train
             assert process.exitcode == 75, (newest, said)
         finish(folder, begin_or_resume, folder, kind)
@@ -178,12 +176,7 @@ def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up there")
 @pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        pytest.param(["SIGINT"], 130, id="interrupted"),
-        pytest.param(["SIGINT", "SIGINT"], 130, id="interrupted twice"),
-        pytest.param(["SIGTERM"], 75, id="ended"),
-    ],
+    ("sent", "code"), [(["SIGINT"], 130), (["SIGINT", "SIGINT"], 130), (["SIGTERM"], 75)]
 )
 @pytest.mark.fault(
     "F-08", "SIGINT, two of them, SIGTERM to the whole group: no process is left", 1, 17
@@ -199,15 +192,13 @@ def test_a_group_that_is_told_to_end(
         for _ in range(20):
             folder = tmp_path / f"{number}-{draw.random()}"
             process = start_group(folder, "ppg")
-            wait_for(lambda at=folder: (path := run_directory(at)) and len(checkpoints(path)) > 1)
+            wait_for(lambda at=folder: num_checkpoints(at) > 1)
             time.sleep(draw.uniform(0, 0.3 * seconds))
             for name in sent:
                 os.killpg(process.pid, signal.Signals[name])
                 time.sleep(draw.uniform(0, 0.02))
             ended = process.wait(60)
-            path = run_directory(folder)
-            assert path is not None
-            if ended == code or not checkpoints(path)[-1].name.endswith("1536"):
+            if ended == code or not only_run(folder).checkpoints[-1].name.endswith("1536"):
                 break  # else it was done before
         else:
             pytest.fail("each time it was done before the signal came")
@@ -219,7 +210,3 @@ def test_a_group_that_is_told_to_end(
         )
         finish(folder, begin_or_resume, folder, "ppg")
         assert_unbroken(folder, expected)
-
-
-def checkpoints(path: Path) -> list[Path]:
-    return RunDirectory(path).checkpoints

@@ -73,23 +73,10 @@ def test_mistakes_are_seen(tmp_path: Path, fault: Fault) -> None:
         text = path.read_text()
         assert text.count(old) == 1, f"{file} has no {old!r} any more; name another mistake"
         path.write_text(text.replace(old, new))
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "not slow",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            *tests.split(),
-        ]
+        words = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests.split()]
+        env = os.environ | {"PYTHONPATH": str(folder)}
         done = subprocess.run(
-            words,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
+            [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True
         )
         assert done.returncode == 1, f"{file}: {old!r} was not seen\n{done.stdout[-1000:]}"
 

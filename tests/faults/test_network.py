@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from phasicrl.runs.directory import RunDirectory
 from tests.faults.conftest import Fault
-from tests.faults.harness import wait_for
+from tests.faults.harness import only_run, wait_for
+from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[2]
 STEPS, ENVS = 20_480, 8
@@ -75,12 +76,9 @@ class Machines:
                 "--total-env-steps", str(STEPS), "--env.num-envs", str(ENVS), *words,
             ]  # fmt: skip
             variables = {"GLOO_SOCKET_IFNAME": card, "TP_SOCKET_IFNAME": card}
+            output: Any = {"env": os.environ | variables, "stderr": subprocess.STDOUT}
             with (folder / f"said-{number}.txt").open("w") as said:
-                started.append(
-                    subprocess.Popen(
-                        command, cwd=ROOT, env=os.environ | variables, stdout=said, stderr=said
-                    )
-                )
+                started.append(subprocess.Popen(command, cwd=ROOT, stdout=said, **output))
         return started
 
 
@@ -105,12 +103,6 @@ def machines(is_full: bool) -> Iterator[Machines]:
     made.remove()
 
 
-def only_run(folder: Path) -> RunDirectory:
-    """The one run in a folder."""
-    (path,) = folder.glob("*/config.json")
-    return RunDirectory(path.parent)
-
-
 def said(folder: Path) -> str:
     """What both have printed."""
     return "".join(path.read_text() for path in folder.glob("said-*.txt"))
@@ -119,10 +111,6 @@ def said(folder: Path) -> str:
 def finish(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
     """Wait for both."""
     assert [process.wait(300) for process in processes] == [0, 0], said(folder)
-
-
-def weights(folder: Path) -> dict[str, list[float]]:
-    return {name: x.flatten().tolist() for name, x in only_run(folder).weights().items()}
 
 
 def begun(folder: Path) -> bool:
@@ -135,7 +123,7 @@ def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: F
     """However slow the link, and though it is cut for a while: the same run, to the bit."""
     for _ in fault:
         finish(tmp_path / "good", machines.start(tmp_path / "good"))
-        expected = weights(tmp_path / "good")
+        expected = only_run(tmp_path / "good").weights()
         assert only_run(tmp_path / "good").card["processes"] == 2
 
         processes = machines.start(tmp_path / "cut")
@@ -144,7 +132,7 @@ def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: F
         time.sleep(3)
         machines.heal()
         finish(tmp_path / "cut", processes)
-        assert weights(tmp_path / "cut") == expected
+        assert_same(only_run(tmp_path / "cut").weights(), expected)
 
         slow = ("tc", "qdisc", "add", "dev", machines.cards[0], "root", "tbf",
                 "rate", "20mbit", "burst", "32kbit", "latency", "50ms")  # fmt: skip
@@ -153,7 +141,7 @@ def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: F
         except subprocess.CalledProcessError as error:
             pytest.skip(f"traffic cannot be shaped here: {error.stderr.strip()}")
         finish(tmp_path / "slow", machines.start(tmp_path / "slow"))
-        assert weights(tmp_path / "slow") == expected
+        assert_same(only_run(tmp_path / "slow").weights(), expected)
 
 
 @pytest.mark.fault("F-03", "a link that is cut for too long: both machines end, go on later", 1, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from phasicrl.cli import main
 from phasicrl.config import CheckpointConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.optimize import DivergedError
-from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.run import Run
 from tests.faults.conftest import Fault
-from tests.helpers import Corridor, corridor, rows_of, tiny, tiny_aux
+from tests.faults.harness import only_run
+from tests.helpers import Corridor, assert_same, corridor, rows_of, tiny, tiny_aux
 
 EVERY = CheckpointConfig(every_minutes=0.0, keep=10)
 BAD_ITERATION = 3
@@ -52,27 +54,16 @@ def test_bad_numbers_of_environments(
 ) -> None:
     before: list[dict[str, Tensor]] = []
     for _ in fault:
-        with pytest.raises(
-            EnvError, match=rf"environment 0, step\(\) at step 20 returned .*{what}"
-        ):
-            train(
-                tiny(tmp_path, checkpoint=EVERY),
-                make_env=lambda: Bad(what, number),
-                on_iteration=lambda run, _: before.append(_weights(run)),
-            )
-        (folder,) = tmp_path.iterdir()
+
+        def keep(run: Run, _: Any) -> None:
+            before.append(deepcopy(run.agent.state_dict()))
+
+        message = rf"environment 0, step\(\) at step 20 returned an? {what}"
+        with pytest.raises(EnvError, match=message):
+            train(tiny(tmp_path, checkpoint=EVERY), make_env=partial(Bad, what, number),
+                  on_iteration=keep)  # fmt: skip
         assert len(before) == 2
-        _assert_saved(folder, before[-1])
-
-
-def _weights(run: Run) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in run.agent.state_dict().items()}
-
-
-def _assert_saved(folder: Path, weights: dict[str, Tensor]) -> None:
-    saved = RunDirectory(folder).weights()
-    assert saved.keys() == weights.keys()
-    assert all(torch.equal(saved[name], weights[name]) for name in weights)
+        assert_same(only_run(tmp_path).weights(), before[-1])
 
 
 def _poison_advantages(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
@@ -124,23 +115,20 @@ def test_bad_numbers_inside(
     rows: list[list[dict[str, float]]] = []
 
     def on_iteration(run: Run, _: dict[str, float]) -> None:
-        before.append(_weights(run))
+        before.append(deepcopy(run.agent.state_dict()))
         rows.append(rows_of(run.files))
         if run.iteration == BAD_ITERATION - 1:
             poison(monkeypatch, run)
 
     for _ in fault:
         with pytest.raises(DivergedError, match="training has diverged") as caught:
-            train(
-                tiny(tmp_path, aux=tiny_aux(), checkpoint=EVERY),
-                make_env=corridor,
-                on_iteration=on_iteration,
-            )
+            config = tiny(tmp_path, aux=tiny_aux(), checkpoint=EVERY)
+            train(config, make_env=corridor, on_iteration=on_iteration)
         assert caught.value.exit_code == 3 and len(before) == BAD_ITERATION - 1
-        (folder,) = tmp_path.iterdir()
-        _assert_saved(folder, before[-1])
-        assert rows_of(RunDirectory(folder)) == rows[-1], "nothing is logged of what was not done"
-        assert RunDirectory(folder).card["diverged"]
+        files = only_run(tmp_path)
+        assert_same(files.weights(), before[-1])
+        assert rows_of(files) == rows[-1], "nothing is logged of what was not done"
+        assert files.card["diverged"]
         (note,) = caught.value.__notes__
         assert note.startswith(f"first non-finite tensor: {first}")
 

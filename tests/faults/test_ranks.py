@@ -34,13 +34,14 @@ from phasicrl.session.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import (
     assert_unbroken,
-    differences,
     left,
+    only_run,
     run_directory,
     session,
     small,
     wait_for,
 )
+from tests.helpers import assert_same
 from tests.ranks import ended, run_ranks, start_ranks
 
 KIND, STEPS = "lstm", 24 * 64
@@ -106,9 +107,7 @@ def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
 
 def second(folder: Path) -> Any:
     """What the second process has in the newest checkpoint."""
-    last = newest(folder)
-    assert last is not None
-    return load_part_of(last, rank=1)
+    return load_part_of(only_run(folder).checkpoints[-1], rank=1)
 
 
 def tree(part: Any) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def assert_as_unbroken(folder: Path) -> None:
     """Both processes have, to the bit, what they would have had without any fault."""
     expected, of_second, _ = unbroken()
     assert_unbroken(folder, expected)
-    assert not list(differences(tree(of_second), tree(second(folder))))
+    assert_same(tree(of_second), tree(second(folder)))
 
 
 @pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
@@ -154,12 +153,9 @@ def start_torchrun(folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with (folder / "errors-0.txt").open("wb") as errors:
-        return subprocess.Popen(
-            [*launch, *COMMAND.split(), "--output-dir", str(folder)],
-            cwd=Path(__file__).parents[2],
-            stderr=errors,
-            start_new_session=True,
-        )
+        words, cwd = COMMAND.split(), Path(__file__).parents[2]
+        words = [*launch, *words, "--output-dir", str(folder)]
+        return subprocess.Popen(words, cwd=cwd, stderr=errors, start_new_session=True)
 
 
 def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int | None:
@@ -188,7 +184,7 @@ def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault) -> None:
         assert launcher.wait(120) == 0, said(folder)
         assert len(list(folder.glob("*/config.json"))) == 1
         assert_unbroken(folder, expected)
-        assert not list(differences(tree(of_second), tree(second(folder))))
+        assert_same(tree(of_second), tree(second(folder)))
 
 
 @pytest.mark.fault("F-03", "one of two processes hangs: the other ends", 1, 5)
@@ -275,9 +271,7 @@ def test_another_number_goes_on(
             process.kill()
         ended(processes)
         finish(tmp_path, now)
-        path = run_directory(tmp_path)
-        assert path is not None
-        files = RunDirectory(path)
+        files = only_run(tmp_path)
         assert files.card["processes"] == now and files.card["env_steps"] == STEPS
         assert [row["env_steps"] for row in files.metrics()] == list(range(64, STEPS + 1, 64))
 
@@ -317,8 +311,7 @@ def test_a_failure_while_told_to_end_is_saved_and_said(
     processes = start_ranks(tmp_path, 2, train_failing, tmp_path, failing, told)
     assert 75 not in ended(processes)
     assert all("simulator has lost its license" in words for words in said(tmp_path))
-    last = newest(tmp_path)
-    assert last is not None and last.name.endswith("000000000320")
+    assert only_run(tmp_path).checkpoints[-1].name.endswith("000000000320")
 
 
 def train_and_call(folder: Path) -> None:
@@ -341,11 +334,9 @@ def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> N
 def begin_otherwise(folder: Path) -> None:
     """What `--resume auto` does where one process does not see the run."""
     config = small(folder, "ppo", **{"compute.rank_timeout": 20.0})
-    path = run_directory(folder)
     with exiting():
         if os.environ["RANK"] == "0":
-            assert path is not None
-            resume(path)
+            resume(only_run(folder).path)
         else:
             train(config)
 
@@ -418,8 +409,7 @@ def train_in_a_group(folder: Path) -> None:
 @pytest.mark.long
 def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> None:
     run_ranks(tmp_path, 2, train_in_a_group, tmp_path)
-    last = newest(tmp_path)
-    assert last is not None and num_processes(last) == 2
+    assert num_processes(only_run(tmp_path).checkpoints[-1]) == 2
 
 
 def train_out_of_memory(folder: Path) -> None:

@@ -37,8 +37,8 @@ from phasicrl.lab.sweeps.sweep import (
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory, read_config
 from phasicrl.runs.lock import RunLock
-from tests.faults.harness import differences, small, wait_for
-from tests.helpers import rows_of, run_here
+from tests.faults.harness import small, wait_for
+from tests.helpers import differences, rows_of, run_here
 
 
 def values(folder: Path, **lists: Any) -> Path:
