@@ -47,12 +47,10 @@ def start_ranks(folder: Path, size: int, task: Callable[..., Any], *args: Any) -
     folder.mkdir(parents=True, exist_ok=True)
     _STORES.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_STORES[-1].port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_STORES[-1].port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-    }
+    }  # fmt: skip
     processes = []
     for rank in map(str, range(size)):
         variables = common | {"RANK": rank, "LOCAL_RANK": rank}

@@ -52,10 +52,8 @@ def columns(path: Path, *names: str) -> list[set[str]]:
 @long
 def test_learning(script: ModuleType, tmp_path: Path) -> None:
     table = tmp_path / "acrobot.csv"
-    presets = (
-        "acrobot-ppo",
-        f"acrobot-ppg:--name none --reward-norm.per none {SHORT} --aux.every 2",
-    )
+    ppg = f"acrobot-ppg:--name none --reward-norm.per none {SHORT} --aux.every 2"
+    presets = ("acrobot-ppo", ppg)
     words = (table, *presets, "--threshold", "-80", "--seeds", "2", "--runs", tmp_path / "runs")
     run(script, *words)
     assert columns(table, "seed") == [{"101", "102"}]
@@ -127,9 +125,8 @@ def test_encoder(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(script, "CASES", (small, {**small, "precision": "bf16"}))
     run(script, tmp_path / "encoder.csv", "--repeats", "1")
     columns(tmp_path / "encoder.csv")
-    rows = {
-        (row["precision"], row["name"]): row["value"] for row in rows_of(tmp_path / "encoder.csv")
-    }
+    found = rows_of(tmp_path / "encoder.csv")
+    rows = {(row["precision"], row["name"]): row["value"] for row in found}
     assert all(float(rows[kind, "rate"]) > 0 for kind in ("fp32", "bf16"))
     assert all(0 < float(rows["bf16", name]) < 0.1 for name in ("features", "gradients"))
 
@@ -189,10 +186,7 @@ def on_pages(pattern: str) -> set[str]:
 def test_every_program_on_the_pages_has_a_test() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     here |= {"agreement", "compare_reference", "gpu", "versus"}
-    pages = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-    shown = {
-        name for page in pages for name in re.findall(r"benchmarks/(\w+)\.py", page.read_text())
-    }
+    shown = on_pages(r"benchmarks/(\w+)\.py")
     assert shown and shown <= here
 
 

@@ -62,12 +62,6 @@ def code_lines(text: str) -> set[int]:
     return lines
 
 
-def test_lines_of_code_are_counted_without_words():
-    assert code_lines(
-        '"""Words,\nmore words."""\n\nx = 1  # one\n# a comment\ny = """a\nb"""\n'
-    ) == {4, 6, 7}
-
-
 def is_in(module: str, packages: set[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 

@@ -31,7 +31,16 @@ from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
 from phasicrl.session.run import Run
 from tests.golden import Image
-from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, open_run, tiny, tiny_aux
+from tests.helpers import (
+    OBS_NORM,
+    VALUE_NORM,
+    Corridor,
+    Levers,
+    assert_same,
+    open_run,
+    tiny,
+    tiny_aux,
+)
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
@@ -47,10 +56,9 @@ def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
 
     def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
         records: list[dict[str, float]] = []
-        config_now = replace(config, compute=replace(config.compute, compile=choice))
-        return train(
-            config_now, make_env=make_env, on_iteration=lambda _, record: records.append(record)
-        ), records
+        now = config.with_updates({"compute.compile": choice})
+        run = train(now, make_env=make_env, on_iteration=lambda _, row: records.append(row))
+        return run, records
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
     assert not eager_run.executor._compiled_steps
@@ -58,18 +66,14 @@ def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
     assert executor._compiled_calls and None not in executor._compiled_calls.values()
     assert executor.plan.on_gpu or executor._compiled_steps
     assert None not in executor._compiled_steps.values()
-    (agent, optimizers), (fused_agent, fused_optimizers) = (
-        (s["agent"], s["optimizers"])
-        for s in (eager_run.learner.state_dict(), fused_run.learner.state_dict())
-    )
-    for name, tensor in agent.items():
-        torch.testing.assert_close(fused_agent[name], tensor, rtol=2e-3, atol=2e-5)
-    for name, optimizer in optimizers.items():
-        fused_state = fused_optimizers[name]["state"]
-        assert optimizer["state"].keys() == fused_state.keys()
-        assert [int(value["step"]) for value in optimizer["state"].values()] == [
-            int(value["step"]) for value in fused_state.values()
-        ]
+    one, other = eager_run.learner.state_dict(), fused_run.learner.state_dict()
+    for name, tensor in one["agent"].items():
+        torch.testing.assert_close(other["agent"][name], tensor, rtol=2e-3, atol=2e-5)
+    for name, optimizer in one["optimizers"].items():
+        assert_same(*(
+            {key: int(value["step"]) for key, value in each["state"].items()}
+            for each in (optimizer, other["optimizers"][name])
+        ))  # fmt: skip
     for eager, fused in zip(records, fused_records, strict=True):
         assert eager.keys() == fused.keys()
         for name in (name for name in eager if name.startswith(("losses/", "gradients/"))):
@@ -203,11 +207,8 @@ def test_steps_on_a_gpu_equal_eager_ones(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
     def waits(num_steps: int) -> int:
-        run = open_run(
-            setting(
-                tmp_path / str(num_steps), **{"compute.device": "cuda", "ppo.num_steps": num_steps}
-            )
-        )
+        changes = {"compute.device": "cuda", "ppo.num_steps": num_steps}
+        run = open_run(setting(tmp_path / str(num_steps), **changes))
         for _ in range(2):  # in the first one graphs are recorded
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
@@ -259,8 +260,7 @@ def test_compiled_code_that_computes_something_else_is_not_used(
     run = train(setting(tmp_path, **{"compute.compile": "on"}), make_env=Corridor)
     assert set(run.executor._compiled_steps.values()) == {None}
     assert set(run.executor._compiled_calls.values()) == {None}
-    for name, tensor in reference.agent.state_dict().items():
-        assert torch.equal(run.agent.state_dict()[name], tensor), name
+    assert_same(run.agent.state_dict(), reference.agent.state_dict())
 
 
 CPU_OOM = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -327,14 +327,12 @@ def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) 
 
     trained = []
     for deterministic, look in ((False, lambda *_: None), (True, refused)):
-        config = setting(
-            tmp_path, **{"model.memory": "lstm", "compute.deterministic": deterministic}
-        )
+        changes = {"model.memory": "lstm", "compute.deterministic": deterministic}
+        config = setting(tmp_path, **changes)
         run = train(config, make_env=lambda: Levers(discrete=False, masked=True), on_iteration=look)
         trained.append(run.agent.state_dict())
         assert put().tolist() == [0, 2, 0] and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    for name, weight in trained[0].items():
-        assert torch.equal(weight, trained[1][name]), name
+    assert_same(*trained)
 
 
 def test_a_gpu_is_waited_for_before_a_clock_is_read(
@@ -407,25 +405,20 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
 
     found: dict[tuple[str, bool], tuple[list[Tensor], Tensor]] = {}
     for choice, others in itertools.product(("off", "on"), (False, True)):
-        run = open_run(
-            setting(
-                tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux.epochs": 0}
-            )
-        )
+        changes = {"compute.compile": choice, "ppo.max_grad_norm": None, "aux.epochs": 0}
+        run = open_run(setting(tmp_path, **changes))
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
         settings = replace(run.learner.settings("policy"), mean=mean if others else None)
         run.learner.start_iteration()
-        step = run.executor.gradient_step(
-            phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True), settings
-        )
+        loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
+        step = run.executor.gradient_step(loss, settings)
         order = torch.arange(len(samples))
         for minibatch in samples.minibatches(2, order, by="segments"):
             names, values, _ = step(minibatch, torch.tensor(0.0))
         assert names[-1] == "gradients/policy_norm"
-        assert (None not in run.executor._compiled_steps.values()) and bool(
-            run.executor._compiled_steps
-        ) == (choice == "on")
+        steps = run.executor._compiled_steps
+        assert None not in steps.values() and bool(steps) == (choice == "on")
         weights = [parameter.detach().clone() for parameter in run.agent.parameters()]
         found[choice, others] = weights, values
     for others in (False, True):

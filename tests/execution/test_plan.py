@@ -12,10 +12,8 @@ from phasicrl.presets import get_preset
 
 CPU: dict[str, Any] = {"device": "cpu", "num_cores": 4, "has_compiler": True}
 GPU: dict[str, Any] = {"device": "cuda:0", "num_cores": 4, "has_compiler": False}
-SHORT, IMAGES = (
-    get_preset("cartpole-ppo").with_updates({"total_env_steps": 10_000}),
-    get_preset("procgen-ppg"),
-)
+SHORT = get_preset("cartpole-ppo").with_updates({"total_env_steps": 10_000})
+IMAGES = get_preset("procgen-ppg")
 RECURRENT = get_preset("cartpole-masked-velocity-ppo")
 LONG = SHORT.with_updates({"total_env_steps": 100_000_000})
 
@@ -63,10 +61,7 @@ def test_steps_are_compiled_where_that_pays_and_works(
     ],
 )
 def test_images_go_through_the_network_in_micro_batches(
-    machine: dict[str, Any],
-    config: Config,
-    compute: dict[str, Any],
-    expected: int | None,
+    machine: dict[str, Any], config: Config, compute: dict[str, Any], expected: int | None
 ) -> None:
     assert plan(machine, config, **compute).micro_batch == dict.fromkeys(PHASES, expected)
 
