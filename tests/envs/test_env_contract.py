@@ -32,7 +32,7 @@ from tests.envs.counting import (
     PlainCounting,
     Structured,
 )
-from tests.helpers import skip_without_envpool
+from tests.helpers import assert_same, differences, skip_without_envpool
 
 B = 3
 CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
@@ -211,10 +211,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
         env = make(case, seed)
         again = play(env, 60).tensors()
         env.close()
-        equal = len(expected) == len(again) and all(
-            torch.equal(a, b) for a, b in zip(expected, again, strict=True)
-        )
-        assert equal is same
+        assert (not list(differences(expected, again))) is same
 
 
 def test_environments_of_one_pool_differ(case: str, played: Played) -> None:
@@ -303,23 +300,17 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
     for _ in range(120):
         obs = envs.step(draw_action(envs, rng)).obs
     state = copy.deepcopy(envs.state_dict())
-    assert envs.exact_state == ("none" if case in NOT_REPLAYED else "replay") and (
-        state is None
-    ) == (case in NOT_REPLAYED)
+    assert envs.exact_state == ("none" if case in NOT_REPLAYED else "replay")
+    assert (state is None) == (case in NOT_REPLAYED)
     if state is not None:
         twin = make(case)
         if case in REPLAYED:
             assert torch.equal(twin.load_state_dict(state), obs)
-            of_twin = twin.state_dict()
-            assert of_twin is not None and torch.equal(of_twin["obs"], obs)
+            assert_same((twin.state_dict() or {})["obs"], obs)
             for _ in range(120):
                 action = draw_action(envs, rng)
-                one, other = envs.step(action), twin.step(action)
-                for name in ("obs", "reward", "terminated", "truncated"):
-                    assert torch.equal(getattr(one, name), getattr(other, name)), name
-                assert (envs.action_mask is None) == (twin.action_mask is None)
-                if envs.action_mask is not None and twin.action_mask is not None:
-                    assert torch.equal(envs.action_mask, twin.action_mask)
+                played = (Played(x, obs, [x.action_mask], [x.step(action)]) for x in (envs, twin))
+                assert_same(*(each.tensors() for each in played))
         else:
             with pytest.raises(EnvError, match="do not lead to the saved"):
                 twin.load_state_dict(state)

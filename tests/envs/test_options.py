@@ -6,7 +6,6 @@ What a task takes, in which types, and that they reach training, evaluation and 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import pickle
 import sys
 from pathlib import Path
@@ -21,17 +20,16 @@ from gymnasium.envs.registration import EnvSpec
 from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config, EnvConfig
+from phasicrl.config_io import SCHEMA
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.options import read_options
 from phasicrl.presets import get_preset
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import make_evaluation_envs
 from tests.envs.counting import Counting
-from tests.helpers import tiny
+from tests.envs.test_make import needs_envpool, refused
+from tests.helpers import assert_same, skip_without_envpool, tiny
 
-needs_envpool = pytest.mark.skipif(
-    importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
-)
 TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "range": (1, 2)}
 
 
@@ -54,19 +52,13 @@ TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "rang
 def test_values_are_read_as_the_type_of_the_default(
     given: dict[str, Any], read: dict[str, Any]
 ) -> None:
-    found = read_options("x", given, TAKES)
-    assert found == read and [type(value) for value in found.values()] == [
-        type(value) for value in read.values()
-    ]
+    assert_same(dict(read_options("x", given, TAKES)), read)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"flagg": "true"},
-            r"x has no option 'flagg' \(did you mean 'flag'\?\).*any=None, count=3",
-        ),
+        ({"flagg": "true"}, r"x has no option 'flagg' \(did you mean 'flag'\?\).*any=None, count"),
         ({"flag": "2"}, "x: env.options has flag = '2'; expected .* bool, such as True"),
         ({"flag": 1}, "flag = 1; expected .* bool"),
         ({"count": "2.5"}, "count = '2.5'; expected .* int"),
@@ -84,16 +76,14 @@ def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: s
     assert read_options("x", {"new": "1"}, TAKES, takes_more=True) == {"new": 1}
 
 
-def test_options_are_data() -> None:
+def test_options_keep_their_values_in_files() -> None:
     config = Config(env=EnvConfig(id="x", options={"b": True, "a": 1, "c": "x", "d": 0.5}))
-    same = Config.from_json(config.to_json())
-    assert same == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
-    assert hash(same) == hash(config)
-
-
-def refused(message: str, make_env: Any = None, **settings: Any) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_envs(EnvConfig(**{"num_envs": 2, **settings}), seed=1, make_env=make_env)
+    again = Config.from_json(config.to_json())
+    assert again == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+    with pytest.raises(ValueError, match=r"env.options has a = \[1\]"):
+        EnvConfig(options={"a": [1]})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"env.options is 3"):
+        Config.from_json(f'{{"schema": {SCHEMA}, "env": {{"options": 3}}}}')
 
 
 @needs_envpool
@@ -172,29 +162,19 @@ def test_what_gymnasium_does_not_take_is_refused(env_id: str, option: str, messa
     refused(f"gymnasium:{env_id} has {message}", id=f"gymnasium:{env_id}", options={option: 3})
 
 
-def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> None:
-    options = {"max_episode_steps": "4"}
-    run = train(
-        tiny(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1", "env.options": options})
-    )
+@pytest.mark.parametrize("task", ["gymnasium:CartPole-v1", "envpool:CartPole-v1"])
+def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path, task: str) -> None:
+    """What films of EnvPool's tasks are drawn from has them, too."""
+    if task.startswith("envpool"):
+        skip_without_envpool()
+    changes = {"env.id": task, "env.options": {"max_episode_steps": "4"}}
+    run = train(tiny(tmp_path).with_updates(changes))
     assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
     from phasicrl.lab.film.video import film
 
-    _, result = film(run.directory, episodes=2, size=16)
-    assert result.lengths == (4, 4)
-
-
-@needs_envpool
-def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -> None:
-    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
-    pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
-    from phasicrl.lab.film.video import film
-
-    changes = {"env.id": "envpool:CartPole-v1", "env.num_threads": 1}
-    run = train(tiny(tmp_path).with_updates(changes | {"env.options": {"max_episode_steps": 4}}))
-    assert film(run.directory, episodes=1, size=16)[1].lengths == (4,)
+    assert film(run.directory, episodes=2, size=16)[1].lengths == (4, 4)
 
 
 @needs_envpool
@@ -208,12 +188,9 @@ def test_lives_end_episodes_in_training_only() -> None:
     assert for_evaluation(get_preset("atari-ppo").env) == get_preset("atari-ppo").env
 
     def num_ends(envs: Any) -> int:
-        rng = np.random.default_rng(0)
+        actions = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (250, 4)))
         envs.reset()
-        ends = sum(
-            int(envs.step(torch.from_numpy(rng.integers(0, 4, 4))).terminated.sum())
-            for _ in range(250)
-        )
+        ends = sum(int(envs.step(action).terminated.sum()) for action in actions)
         envs.close()
         return ends
 

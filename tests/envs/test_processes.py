@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from phasicrl.envs import processes
 from phasicrl.envs.processes import find_silent
 from phasicrl.envs.protocol import EnvError
 from tests.envs.acting import NEVER, draw_action, make
@@ -45,25 +47,6 @@ def test_a_process_that_is_killed_is_named() -> None:
     envs.close()
 
 
-HANGS = """
-import functools, torch
-from phasicrl.envs import processes
-from tests.envs.acting import make
-from tests.envs.counting import Faulty
-
-if __name__ == "__main__":
-    processes.STEP_SECONDS = 5
-    make_env = functools.partial(Faulty, "hangs")
-    envs = make(make_env, "processes", num_envs=2)
-    envs.reset()
-    try:
-        for _ in range(3):
-            envs.step(torch.zeros(2, dtype=torch.int64))
-    finally:
-        print(sum(process.is_alive() for process in envs._vector.processes))
-"""
-
-
 def write(tmp_path: Path, text: str) -> str:
     """A script that finds the tests, also in the processes that it starts."""
     script = tmp_path / "script.py"
@@ -78,10 +61,17 @@ def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
-    result = run(tmp_path, HANGS)
-    assert result.stdout == "0\n"
-    assert "mine: environment 0 has not finished step() within 5 s" in result.stderr
+def test_a_process_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STEP_SECONDS", 2)
+    envs = make(partial(Faulty, "hangs"), "processes", num_envs=2)
+    envs.reset()
+    started = envs._vector.processes
+    with pytest.raises(
+        EnvError, match=r"mine: environment \d has not finished step\(\) within 2 s"
+    ):
+        for _ in range(3):
+            envs.step(NEVER[:2])
+    assert not any(process.is_alive() for process in started)
 
 
 def test_only_seconds_in_which_the_trainer_runs_count() -> None:
@@ -211,7 +201,15 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     wait_for(lambda: not any(map(is_there, pids)))
 
 
+UNGUARDED = """
+from tests.envs.acting import make
+from tests.envs.counting import Counting
+
+make(Counting, "processes", num_envs=1).reset()
+"""
+
+
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
-    result = run(tmp_path, HANGS.replace('__name__ == "__main__"', "True"))
+    result = run(tmp_path, UNGUARDED)
     assert "ProcessLostError: mine: processes did not start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr

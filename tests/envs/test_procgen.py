@@ -27,7 +27,6 @@ def test_every_game_has_its_distributions() -> None:
 def test_what_envpool_would_abort_on_is_refused() -> None:
     for given in ({"num_levels": 5}, {"options": {"start_level": 5}}):
         refused("one fixed level", id="procgen:maze", distribution="exploration", **given)
-    refused("env.num_levels is -1", num_levels=-1)
 
 
 @needs_envpool

@@ -8,10 +8,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +26,8 @@ from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import EpisodeTracker
-from phasicrl.session.run import Run
 from tests.envs.acting import make
-from tests.helpers import Corridor, rows_of, tiny, tiny_aux
+from tests.helpers import Corridor, assert_same_run, rows_of, stop_at, tiny, tiny_aux
 
 RIGHT = torch.ones(2, dtype=torch.int64)
 pytestmark = pytest.mark.filterwarnings("ignore:restart .* of:RuntimeWarning")
@@ -199,10 +197,8 @@ def test_a_run_goes_on_and_counts_what_was_made_anew(tmp_path: Path) -> None:
     num_envs = config.env.num_envs
     assert sum(row["charts/env_restarts"] for row in rows) == num_envs * (128 // num_envs // 6)
     assert sum(row["charts/num_episodes"] for row in rows) == 0
-    plain = train(
-        config.with_updates({"env.max_restarts": 0, "output_dir": str(tmp_path / "plain")}),
-        make_env=partial(Fragile, 10**9),
-    )
+    plain = restarting(tmp_path / "plain", **{"env.max_restarts": 0})
+    plain = train(plain, make_env=partial(Fragile, 10**9))
     assert all("charts/env_restarts" not in row for row in rows_of(plain.files))
 
 
@@ -222,23 +218,16 @@ def test_a_resumed_run_that_was_restarted_is_the_unbroken_one(tmp_path: Path) ->
     make_env = partial(Picky, 10**9)
     whole = train(restarting(tmp_path / "whole"), make_env=make_env)
 
-    def stop(run: Run, _: Any) -> Literal["stop"] | None:
-        return "stop" if run.iteration == 2 else None
-
-    part = train(restarting(tmp_path / "part"), make_env=make_env, on_iteration=stop)
+    part = train(restarting(tmp_path / "part"), make_env=make_env, on_iteration=stop_at(2))
     assert sum(row["charts/env_restarts"] for row in rows_of(part.files)) > 0
     part = resume(part.directory, make_env=make_env)
-    for name, weights in whole.agent.state_dict().items():
-        assert torch.equal(weights, part.agent.state_dict()[name]), name
-    assert rows_of(part.files) == rows_of(whole.files)
+    assert_same_run(whole, part)
 
 
 def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
     """The one that breaks reaches 3 steps; its environment then plays a whole one in its place."""
-    config = tiny(tmp_path, total_env_steps=32)
-    run = train(
-        replace(config, env=replace(config.env, max_restarts=9)), make_env=partial(Fragile, 10**9)
-    )
+    config = tiny(tmp_path, total_env_steps=32).with_updates({"env.max_restarts": 9})
+    run = train(config, make_env=partial(Fragile, 10**9))
     path = tmp_path / "steps.csv"
     found = evaluate(run.directory, episodes=2, make_env=OneBreaks(3), steps_file=path)
     assert all(min(each.lengths) >= 39 for each in found)

@@ -57,10 +57,8 @@ def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> No
     obs, ends, rng = envs.reset(), 0, np.random.default_rng(1)
     for _ in range(30):
         forbidden = (obs @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
-        expected = np.concatenate(
-            [np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1
-        )
-        np.testing.assert_array_equal(envs.action_mask, expected)
+        parts = [np.arange(n) != forbidden % n for n in (4, 3)]
+        np.testing.assert_array_equal(envs.action_mask, np.concatenate(parts, axis=1))
         step = envs.step(draw_action(envs, rng))
         obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
     envs.close()
@@ -173,14 +171,11 @@ def test_masks_can_be_left_unread() -> None:
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_a_run_trains_resumes_and_is_evaluated(mode: AutoresetMode, tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=64)
-    run = train(config, make_vector_env=sync(Corridor, mode))
+    own: Any = {"make_vector_env": sync(Corridor, mode)}
+    run = train(config, **own)
     assert run.env_steps == 64
-    with pytest.raises(
-        ValueError, match="call this from Python with make_env=… or make_vector_env=…"
-    ):
+    with pytest.raises(ValueError, match="from Python with make_env=… or make_vector_env=…"):
         resume(run.directory)
-    assert resume(run.directory, make_vector_env=sync(Corridor, mode)).env_steps == 64
-    (result,) = evaluate(
-        run.directory, episodes=5, policies=("sampled",), make_vector_env=sync(Corridor, mode)
-    )
+    assert resume(run.directory, **own).env_steps == 64
+    (result,) = evaluate(run.directory, episodes=5, policies=("sampled",), **own)
     assert len(result.returns) == 5
