@@ -7,12 +7,14 @@ which commit.
 from __future__ import annotations
 
 import csv
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from phasicrl.host.provenance import commit
 from tests import helpers
@@ -46,8 +48,11 @@ def _close_runs(_signals_are_given_back: None) -> Iterator[None]:
 def pytest_configure() -> None:
     """Let signals do what they do by default: a shell's background jobs ignore some of them.
 
-    Programs that tests start would ignore them, too, and could not be interrupted.
+    Programs that tests start would ignore them, too, and could not be interrupted. They compute in
+    one thread, as this process does: several would wait for those of other tests.
     """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) == signal.SIG_IGN:
