@@ -44,7 +44,7 @@ from tests.faults.harness import (
 from tests.helpers import assert_same
 from tests.ranks import ended, run_ranks, start_ranks
 
-KIND, STEPS = "lstm", 24 * 64
+KIND, STEPS = "lstm", 12 * 64
 
 
 @contextmanager
@@ -67,7 +67,8 @@ def begin_or_resume(folder: Path, changes: dict[str, Any]) -> None:
         else:
             if path is not None and os.environ["RANK"] == "0":
                 shutil.rmtree(path)  # killed before there was anything to go on from
-            train(small(folder, KIND, **{"compute.rank_timeout": 20.0} | changes))
+            few = {"compute.rank_timeout": 20.0, "total_env_steps": STEPS}
+            train(small(folder, KIND, **few | changes))
 
 
 def start(folder: Path, size: int = 2, **changes: Any) -> list[BaseProcess]:
@@ -144,7 +145,7 @@ COMMAND = (
     "--nproc-per-node 2 --max-restarts 3 -m phasicrl train classic-ppo --resume auto "
     "--env.id gymnasium:CartPole-v1 --env.num-envs 4 --ppo.num-steps 16 --model.memory lstm "
     "--ppo.minibatch-by segments --ppo.num-minibatches 2 "
-    "--total-env-steps 1536 --checkpoint.every-minutes 0 --log.console off --log.no-tensorboard"
+    f"--total-env-steps {STEPS} --checkpoint.every-minutes 0 --log.console off --log.no-tensorboard"
 )
 
 

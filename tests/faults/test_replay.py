@@ -123,6 +123,7 @@ def answers(tasks: list[str], folder: Path, seconds: float = 60) -> Iterator[lis
         yield from said
 
 
+@pytest.mark.long
 def test_families_that_cannot_be_played_again_do_not_claim_it(tmp_path: Path) -> None:
     """One task of each other family of EnvPool that can be made here.
 
