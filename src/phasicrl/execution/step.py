@@ -19,7 +19,6 @@ from torch.optim import Adam
 from torch.utils import _pytree as pytree
 
 from phasicrl import optimize
-from phasicrl.config import Precision
 from phasicrl.execution import compiled
 from phasicrl.execution.plan import Phase
 from phasicrl.rollout import Minibatch, Samples
@@ -38,11 +37,6 @@ class Loss(Protocol[In]):
     @property
     def module(self) -> nn.Module:
         """Module whose parameters are trained."""
-        ...
-
-    @property
-    def precision(self) -> Precision:
-        """Precision of the encoders."""
         ...
 
     def __call__(self, samples: In, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -25,11 +25,6 @@ WEIGHTS = (-0.5 * POINTS**2).softmax(0)
 
 class Distribution(Protocol):
     """A distribution for every entry of `[…]`."""
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """Shape of the noise of one draw."""
-        ...
 
     def noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
         """The randomness of one draw for every entry: the same numbers whatever the device."""
@@ -64,34 +59,20 @@ class Distribution(Protocol):
 class Policy(Distribution, Protocol):
     """A distribution over actions for every step `[…]`."""
 
-    @property
-    def dist_params(self) -> Float[Tensor, "*shape P"]:
-        """The numbers that define it."""
-        ...
-
-    @property
-    def stds(self) -> Float[Tensor, "*shape n"] | None:
-        """Standard deviations of the continuous components before a squash; None without any."""
-        ...
+    dist_params: Float[Tensor, "*shape P"]
+    """Parameters that define the distribution."""
+    stds: Float[Tensor, "*shape n"] | None
+    """Standard deviations of the continuous components before a squash; None without any."""
 
 
 class Categorical(Distribution):
     """One of A actions, given their normalized log-probabilities."""
 
-    stds = None
+    stds: Tensor | None = None
 
     def __init__(self, log_probs: Float[Tensor, "*shape A"]) -> None:
-        self.log_probs = log_probs
-
-    @property
-    def dist_params(self) -> Float[Tensor, "*shape A"]:
-        """Normalized log-probabilities."""
-        return self.log_probs
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """That of the log-probabilities."""
-        return self.log_probs.shape
+        self.log_probs = self.dist_params = log_probs
+        self.noise_shape = log_probs.shape
 
     def noise(self, generator: Generator) -> Float[Tensor, "*shape A"]:
         """`log e` with e ~ Exp(1), for each option."""
@@ -129,12 +110,7 @@ class Normal(Distribution):
     """A normal distribution of one continuous component for every entry of `[…]`."""
 
     def __init__(self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"]) -> None:
-        self.mean, self.std = mean, std
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """That of the means."""
-        return self.mean.shape
+        self.mean, self.std, self.noise_shape = mean, std, mean.shape
 
     def noise(self, generator: Generator) -> Float[Tensor, "*shape"]:
         """ε ~ N(0, 1)."""
@@ -221,21 +197,11 @@ class JointPolicy(Distribution):
     def __init__(
         self,
         dist_params: Float[Tensor, "*shape P"],
-        parts: Sequence[Distribution],
+        parts: Sequence[Categorical | Normal],
         places: Sequence[Int[Tensor, " k"]],
     ) -> None:
         self.dist_params, self.parts, self.places = dist_params, parts, places
-
-    @property
-    def stds(self) -> Float[Tensor, "*shape n"] | None:
-        """Standard deviations of the continuous components before a squash; None without any."""
-        return next((part.std for part in self.parts if isinstance(part, Normal)), None)
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """Width: a number for each option and each continuous component."""
-        width = sum(part.noise_shape[self.dist_params.dim() - 1 :].numel() for part in self.parts)
-        return torch.Size((*self.dist_params.shape[:-1], width))
+        self.stds = next((part.std for part in parts if isinstance(part, Normal)), None)
 
     def noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
         """The parts' noise, drawn in turn, side by side."""
@@ -265,7 +231,7 @@ class JointPolicy(Distribution):
 
     def kl_from(self, old: JointPolicy) -> Float[Tensor, "*shape"]:
         """`Σ KL_k`."""
-        pairs = zip(self.parts, old.parts, strict=True)
+        pairs: Any = zip(self.parts, old.parts, strict=True)
         return _total(part.kl_from(old_part) for part, old_part in pairs)
 
     def _action(self, pieces: list[Tensor]) -> Num[Tensor, "*shape K"]:
