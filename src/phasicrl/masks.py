@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.spaces import Path, choices, where
+from phasicrl.spaces import KeyPath, choices, where
 
 
 def flatten_mask(space: gym.Space[Any], mask: Any) -> np.ndarray:
@@ -37,7 +37,7 @@ def find_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] |
     return int(index), int(component)
 
 
-def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
+def _flat_mask(space: gym.Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
     """The mask of the part of a space at `path`, flat."""
     size = sum(choices(space))
     if mask is None and path:

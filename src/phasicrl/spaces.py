@@ -26,19 +26,22 @@ SUPPORTED_ACTIONS = (
     "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
 )
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Where a part lies in a tree of `Dict` (keys) and `Tuple` (numbers) spaces."""
 
 
-def leaves(space: gym.Space[Any], path: Path = ()) -> list[tuple[Path, gym.Space[Any]]]:
-    """The parts of a space that are neither `Dict` nor `Tuple`, in order, with the path to each."""
+_KINDS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+
+
+def leaves(space: gym.Space[Any], path: KeyPath = ()) -> list[tuple[KeyPath, gym.Space[Any]]]:
+    """Return the parts of a space that are neither `Dict` nor `Tuple`, each with its path."""
     if not _is_tree(space):
         return [(path, space)]
     return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """How many options each discrete component of an action space has, in order.
+    """Return the number of options of each discrete component of an action space, in order.
 
     `Discrete(5)` has (5,), `MultiBinary(2)` (2, 2), `Box` none. Their sum is the width of an action
     mask.
@@ -55,7 +58,7 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
 
 
 def is_image(space: gym.Space[Any]) -> bool:
-    """Whether a part of an observation goes through convolutions: bytes of rank 3."""
+    """Return whether a part of an observation is an image: bytes of rank 3."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
@@ -69,7 +72,7 @@ def check_spaces(
     """
     for path, leaf in leaves(observation_space):
         what = f"{name}: observations of the kind"
-        if _stored_dtype(leaf) is None:
+        if not isinstance(leaf, _KINDS):
             raise ValueError(
                 f"{what} {leaf}{where(path)} are not supported; supported: {SUPPORTED_OBSERVATIONS}"
             )
@@ -80,8 +83,8 @@ def check_spaces(
                 "height × width × channels"
             )
     for path, leaf in leaves(action_space):
-        if not _can_act_in(leaf):
-            is_box = isinstance(leaf, gym.spaces.Box)
+        is_box = isinstance(leaf, gym.spaces.Box)
+        if not isinstance(leaf, _KINDS) or (is_box and np.dtype(leaf.dtype).kind != "f"):
             raise ValueError(
                 f"{name}: actions of the kind {leaf}{where(path)} are not supported; "
                 f"supported: {SUPPORTED_ACTIONS}"
@@ -104,16 +107,14 @@ class ObservationLeaf:
         space: the environment's space of it.
         shape: of one value.
         dtype: uint8, int64 or float32.
-        offset: its first byte in the row of a tree.
-        num_bytes: how many bytes it takes.
+        columns: its bytes in the row of a tree.
     """
 
     path: Path
     space: gym.Space[Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    offset: int
-    num_bytes: int
+    columns: slice
 
 
 class ObservationLayout:
@@ -133,8 +134,8 @@ class ObservationLayout:
         is_tree: whether they are rows of bytes.
         leaves: the parts, in order; one of them if the space is no tree.
 
-    Raises:
-        ValueError: a space that is not supported.
+    Args:
+        space: a space that passes `check_spaces`.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -143,15 +144,9 @@ class ObservationLayout:
         placed: list[ObservationLeaf] = []
         end = 0
         for path, leaf in leaves(space):
-            dtype, shape = _stored_dtype(leaf), leaf.shape
-            if dtype is None or shape is None:
-                raise ValueError(
-                    f"observations of the kind {leaf} are not supported; "
-                    f"supported: {SUPPORTED_OBSERVATIONS}"
-                )
-            num_bytes = math.prod(shape) * dtype.itemsize
-            placed.append(ObservationLeaf(path, leaf, tuple(shape), dtype, end, num_bytes))
-            end += num_bytes
+            dtype, shape, start = _stored_dtype(leaf), tuple(leaf.shape or ()), end
+            end += math.prod(shape) * dtype.itemsize
+            placed.append(ObservationLeaf(path, leaf, shape, dtype, slice(start, end)))
         self.leaves = tuple(placed)
         self.shape: tuple[int, ...] = (end,) if self.is_tree else placed[0].shape
         self.dtype: np.dtype[Any] = np.dtype(np.uint8) if self.is_tree else placed[0].dtype
@@ -171,7 +166,7 @@ class ObservationLayout:
         for leaf in self.leaves:
             values = np.ascontiguousarray(_stored(leaf, at_path(obs, leaf.path), num))
             values = values.reshape(num, math.prod(leaf.shape))
-            rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.view(np.uint8)
+            rows[:, leaf.columns] = values.view(np.uint8)
         return rows
 
     def unpack(self, stored: Tensor) -> Any:
@@ -184,9 +179,9 @@ class ObservationLayout:
         # Not above: the processes of environments pack, and would each wait for torch and hold it.
         import torch
 
-        values: dict[Path, Tensor] = {}
+        values: dict[KeyPath, Tensor] = {}
         for leaf in self.leaves:
-            rows = stored[:, leaf.offset : leaf.offset + leaf.num_bytes]
+            rows = stored[:, leaf.columns]
             if leaf.dtype != np.uint8:
                 # Not `contiguous()`: it returns a single row as it is, at an address that wider
                 # numbers must not have. Flat, since rows of no bytes have strides that cannot be
@@ -207,7 +202,7 @@ class ObservationLayout:
                 continue
             values = stored
             if self.is_tree:
-                values = stored[:, leaf.offset : leaf.offset + leaf.num_bytes].view(leaf.dtype)
+                values = stored[:, leaf.columns].view(leaf.dtype)
                 values = values.reshape(len(stored), *leaf.shape)
             if leaf.dtype == np.float32:
                 good, what = np.isfinite(values), "is not finite"
@@ -223,15 +218,11 @@ class ObservationLayout:
 
 @dataclass(frozen=True, slots=True)
 class _ActionLeaf:
-    """One part of an action: columns `begin` to `end` of the trainer's.
-
-    A discrete part is counted from `start`.
-    """
+    """One part of an action and its columns in the trainer's; options count from `start`."""
 
     path: Path
     space: gym.Space[Any]
-    begin: int
-    end: int
+    columns: slice
     start: np.ndarray | None
 
 
@@ -257,7 +248,8 @@ class ActionLayout:
             is_box, shape = isinstance(leaf, gym.spaces.Box), leaf.shape or ()
             size = math.prod(shape)
             start = None if is_box else _first(leaf)
-            self._leaves.append(_ActionLeaf(path, leaf, len(names), len(names) + size, start))
+            columns = slice(len(names), len(names) + size)
+            self._leaves.append(_ActionLeaf(path, leaf, columns, start))
             options.append(np.broadcast_to(0 if is_box else _num_options(leaf), shape).reshape(-1))
             names += [path if size == 1 else (*path, index) for index in range(size)]
         has_box = any(isinstance(leaf.space, gym.spaces.Box) for leaf in self._leaves)
@@ -279,9 +271,9 @@ class ActionLayout:
         if not self.shape:  # no parts to be taken apart: much the most frequent case
             return (action + self._leaves[0].start).astype(self.space.dtype)
         rows = action.reshape(num, len(self._names))
-        values: dict[Path, np.ndarray] = {}
+        values: dict[KeyPath, np.ndarray] = {}
         for leaf in self._leaves:
-            part = rows[:, leaf.begin : leaf.end].reshape(num, *(leaf.space.shape or ()))
+            part = rows[:, leaf.columns].reshape(num, *(leaf.space.shape or ()))
             if leaf.start is not None:
                 part = part.astype(np.int64, copy=False) + leaf.start
             values[leaf.path] = part.astype(leaf.space.dtype)
@@ -304,9 +296,8 @@ class ActionLayout:
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
         is_array = isinstance(action, np.ndarray)
         if not is_array or action.dtype.kind not in wanted or action.shape != shape:
-            given = f"a {type(action).__name__}"
-            if is_array:
-                given = f"{action.dtype}, shape {action.shape}"
+            array = f"{action.dtype}, shape {action.shape}" if is_array else ""
+            given = array or f"a {type(action).__name__}"
             kind = "integers" if self.dtype == np.int64 else "numbers"
             raise ValueError(
                 f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected"
@@ -335,35 +326,33 @@ class ActionLayout:
                 )
 
     def _is_plainly_good(self, action: Any, num_envs: int) -> bool:
-        """Whether these are options of a plain `Discrete` space: quick, as it is the usual case."""
+        """Check quickly, as it is the usual case, for options of a plain `Discrete` space."""
         if self.shape or not isinstance(action, np.ndarray):
             return False
-        if action.dtype.kind != "i" or action.shape != (num_envs,):
-            return False
-        return bool(action.min() >= 0 and action.max() < self._num_options[0])
+        is_right = action.dtype.kind == "i" and action.shape == (num_envs,)
+        return bool(is_right and action.min() >= 0 and action.max() < self._num_options[0])
 
     def _describe(self, rows: np.ndarray, index: int, component: int) -> str:
-        """One number of one action, in words."""
-        which = f", component {component} ({place(self._names[component])})" if self.shape else ""
+        """Describe one number of one action for a message."""
+        which = (
+            f", component {component} ({format_path(self._names[component])})" if self.shape else ""
+        )
         return f"action {rows[index, component]} for environment {index}{which}"
 
 
 def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
-    """The same space, with float32 in place of other floats."""
+    """Return a space with float32 in place of other floats."""
     if isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
     if isinstance(space, gym.spaces.Tuple):
         return gym.spaces.Tuple([as_float32(part) for part in space.spaces])
-    if not isinstance(space, gym.spaces.Box):
-        return space
-    if space.dtype == np.float32 or np.dtype(space.dtype).kind != "f":
+    is_float = isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f"
+    if not is_float or space.dtype == np.float32:
         return space
     limit = np.finfo(np.float32).max
-
-    def in_float32(bound: np.ndarray) -> np.ndarray:
-        return np.where(np.isinf(bound), bound, bound.clip(-limit, limit)).astype(np.float32)
-
-    return gym.spaces.Box(in_float32(space.low), in_float32(space.high), dtype=np.float32)
+    bounds = np.stack([space.low, space.high])
+    low, high = np.where(np.isinf(bounds), bounds, bounds.clip(-limit, limit)).astype(np.float32)
+    return gym.spaces.Box(low, high, dtype=np.float32)
 
 
 def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
@@ -377,14 +366,14 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
     return assembled(space, {path: function(at_path(tree, path)) for path, _ in leaves(space)})
 
 
-def place(path: Path) -> str:
-    """A path in words: `arm/0`."""
+def format_path(path: KeyPath) -> str:
+    """Format a path: `arm/0`."""
     return "/".join(map(str, path))
 
 
-def where(path: Path) -> str:
-    """A path as a part of a sentence; nothing for what is no part of a tree."""
-    return f" (at {place(path)!r})" if path else ""
+def where(path: KeyPath) -> str:
+    """Format a path as a part of a sentence; an empty one is left out."""
+    return f" (at {format_path(path)!r})" if path else ""
 
 
 def _is_tree(space: gym.Space[Any]) -> bool:
@@ -392,14 +381,12 @@ def _is_tree(space: gym.Space[Any]) -> bool:
 
 
 def _parts(space: gym.Space[Any]) -> list[tuple[str | int, gym.Space[Any]]]:
-    """What a `Dict` or `Tuple` consists of."""
-    if isinstance(space, gym.spaces.Dict):
-        return list(space.spaces.items())
-    assert isinstance(space, gym.spaces.Tuple), f"{space} has no parts"
-    return list(enumerate(space.spaces))
+    """Return the parts of a `Dict` or `Tuple` with their keys."""
+    parts: Any = space
+    return list(parts.items() if isinstance(space, gym.spaces.Dict) else enumerate(parts))
 
 
-def assembled(space: gym.Space[Any], values: Mapping[Path, Any], path: Path = ()) -> Any:
+def assembled(space: gym.Space[Any], values: Mapping[KeyPath, Any], path: KeyPath = ()) -> Any:
     """Put values of leaves into the structure of a space."""
     if not _is_tree(space):
         return values[path]
@@ -407,8 +394,8 @@ def assembled(space: gym.Space[Any], values: Mapping[Path, Any], path: Path = ()
     return dict(parts) if isinstance(space, gym.spaces.Dict) else tuple(value for _, value in parts)
 
 
-def at_path(tree: Any, path: Path) -> Any:
-    """The part of an observation at a path.
+def at_path(tree: Any, path: KeyPath) -> Any:
+    """Return the part of an observation at a path.
 
     Raises:
         ValueError: there is none.
@@ -417,68 +404,51 @@ def at_path(tree: Any, path: Path) -> Any:
         try:
             tree = tree[key]
         except (KeyError, IndexError, TypeError):
-            missing = place(path[: depth + 1])
+            missing = format_path(path[: depth + 1])
             raise ValueError(
                 f"an observation without {missing!r}, which its observation_space has"
             ) from None
     return tree
 
 
-def _stored_dtype(leaf: gym.Space[Any]) -> np.dtype[Any] | None:
-    """The dtype in which a part of an observation is stored; None if it is not supported."""
+def _stored_dtype(leaf: gym.Space[Any]) -> np.dtype[Any]:
+    """Return the dtype in which a part of an observation is stored."""
     if isinstance(leaf, gym.spaces.Box):
         return np.dtype(np.uint8 if leaf.dtype == np.uint8 else np.float32)
-    if isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-        return np.dtype(np.int64)
-    return np.dtype(np.uint8) if isinstance(leaf, gym.spaces.MultiBinary) else None
+    return np.dtype(np.uint8 if isinstance(leaf, gym.spaces.MultiBinary) else np.int64)
 
 
 def _stored(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
-    """Values `[num, …]` of one part as they are stored."""
+    """Convert values `[num, …]` of one part to the form in which they are stored."""
     array = np.asarray(values)
     if not leaf.shape and array.size == num:
         array = array.reshape(num)  # a single number may come in brackets
     at, wanted = where(leaf.path), leaf.space.dtype
     if array.shape != (num, *leaf.shape):
-        given = array.shape[1:]
-        raise ValueError(
-            f"an observation of shape {given}{at}; its observation_space says {leaf.shape}"
-        )
+        given = f"an observation of shape {array.shape[1:]}{at}"
+        raise ValueError(f"{given}; its observation_space says {leaf.shape}")
     if array.dtype != wanted and not np.can_cast(array.dtype, np.dtype(wanted), "same_kind"):
-        raise ValueError(
-            f"an observation of dtype {array.dtype}{at}; its observation_space says {wanted}"
-        )
+        given = f"an observation of dtype {array.dtype}{at}"
+        raise ValueError(f"{given}; its observation_space says {wanted}")
     if leaf.dtype == np.int64:
         return array.astype(np.int64, copy=False) - _first(leaf.space)
     if array.dtype == leaf.dtype:
         return array
     if leaf.dtype == np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
-        raise ValueError(
-            f"an observation{at} with {array.max() if array.max() > 255 else array.min()}; "
-            "from 0 to 255 was expected"
-        )
-    # Infinity is told by `find_fault`, with the environment's number.
+        extreme = array.max() if array.max() > 255 else array.min()
+        raise ValueError(f"an observation{at} with {extreme}; from 0 to 255 was expected")
+    # `find_fault` reports infinity, with the environment's index.
     with np.errstate(over="ignore"):
         return array.astype(leaf.dtype, copy=False)
 
 
 def _first(space: gym.Space[Any]) -> np.ndarray:
-    """From where a discrete space counts; zero for others."""
+    """Return the number from which a discrete space counts; zero for others."""
     return np.asarray(getattr(space, "start", 0), dtype=np.int64)
 
 
 def _num_options(space: gym.Space[Any]) -> np.ndarray:
-    """How many options each component of a discrete space has, in its shape.
-
-    It is one number where all have the same.
-    """
+    """Return the number of options of a discrete space: one for all components, or one for each."""
     if isinstance(space, gym.spaces.MultiDiscrete):
         return np.asarray(space.nvec, dtype=np.int64)
     return np.asarray(space.n if isinstance(space, gym.spaces.Discrete) else 2, dtype=np.int64)
-
-
-def _can_act_in(leaf: gym.Space[Any]) -> bool:
-    """Whether a part of an action is of a supported kind."""
-    if isinstance(leaf, gym.spaces.Box):
-        return np.dtype(leaf.dtype).kind == "f"
-    return isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary))

@@ -212,7 +212,6 @@ def test_a_custom_encoder_without_its_width_is_refused(num_features: Any) -> Non
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"actions": gym.spaces.Sequence(VECTORS)}, "supported"),
         ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics to none"),
         ({"model": {"encoder": "impala"}}, "--model.encoder mlp"),
     ],

@@ -377,18 +377,6 @@ def test_deviations_are_trained_unless_they_are_fixed(std: Any) -> None:
 # What is refused
 
 
-INTEGERS = gym.spaces.Box(0, 3, (2,), np.int64)
-TEXT = gym.spaces.Text(3)
-
-
-@pytest.mark.parametrize(
-    "space", [TEXT, gym.spaces.Dict(), INTEGERS, gym.spaces.Tuple((BOX, TEXT))]
-)
-def test_other_action_spaces_are_refused_with_what_is_supported(space: gym.Space[Any]) -> None:
-    with pytest.raises(ValueError, match=r"(Text|Dict|Box)\(.*supported: Discrete"):
-        make_head(space)
-
-
 @pytest.mark.parametrize(
     "action",
     [{"std": "range"}, {"squash": "clip"}, {"squash": "tanh"}, {"rescale": True}],

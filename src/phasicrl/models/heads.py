@@ -16,7 +16,7 @@ from torch.nn import functional
 from phasicrl.config import ActionConfig, ModelConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
 from phasicrl.models.init import Initializer
-from phasicrl.spaces import SUPPORTED_ACTIONS, choices, leaves
+from phasicrl.spaces import choices, leaves
 
 
 class PolicyHead(nn.Module):
@@ -52,7 +52,7 @@ class PolicyHead(nn.Module):
         num_dist_params: P.
 
     Raises:
-        ValueError: no head for this kind of space, or no finite bounds where they are needed.
+        ValueError: a space has no finite bounds where they are needed.
     """
 
     order: Int[Tensor, " K"]
@@ -75,7 +75,9 @@ class PolicyHead(nn.Module):
     ) -> None:
         super().__init__()
         parts = [leaf for _, leaf in leaves(space)]
-        _check(parts or [space], action)
+        boxes = [part for part in parts if isinstance(part, gym.spaces.Box)]
+        for box in boxes:
+            _check_bounds(box, action)
         self.action, self.stretches = action, action.rescale or action.squash == "tanh"
         of_parts = [choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
         self.widths = widths = list(chain(*of_parts))
@@ -93,7 +95,7 @@ class PolicyHead(nn.Module):
         if isinstance(space, gym.spaces.Discrete):
             self.action_shape = ()
         self.action_dtype = torch.float32 if n else torch.int64
-        low, high = bounds = _bounds([part for part in parts if isinstance(part, gym.spaces.Box)])
+        low, high = bounds = _bounds(boxes)
         unit = (2 if self.stretches else high - low) if action.std == "range" else 1
         # These follow from space and configuration: they move along, and are not saved.
         self.register_buffer("order", torch.tensor(order), persistent=False)
@@ -190,17 +192,6 @@ class PolicyHead(nn.Module):
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
         return [mean, std.expand_as(mean)]
-
-
-def _check(parts: list[gym.Space[Any]], action: ActionConfig) -> None:
-    """Refuse spaces for which there is no head, or not with this configuration."""
-    counted = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-    for part in parts:
-        if isinstance(part, gym.spaces.Box) and part.dtype.kind == "f":
-            _check_bounds(part, action)
-        elif not isinstance(part, counted):
-            accepted = f"supported: {SUPPORTED_ACTIONS}"
-            raise ValueError(f"actions of the kind {part} are not supported; {accepted}")
 
 
 def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
 from phasicrl.session.evaluation import AgentInput
-from phasicrl.spaces import ObservationLayout, Path, assembled, at_path, place
+from phasicrl.spaces import KeyPath, ObservationLayout, assembled, at_path, format_path
 
 
 class PolicyGraph(nn.Module):
@@ -36,7 +36,7 @@ class PolicyGraph(nn.Module):
         super().__init__()
         self.agent, self.has_masks = agent, has_masks
         self.has_memory = agent.state_size > 0
-        self._paths: list[Path] = [leaf.path for leaf in agent.reader.layout.leaves]
+        self._paths: list[KeyPath] = [leaf.path for leaf in agent.reader.layout.leaves]
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -99,9 +99,9 @@ def named_inputs(layout: ObservationLayout, seen: AgentInput) -> dict[str, Tenso
     return named if seen.action_mask is None else named | {"action_mask": seen.action_mask}
 
 
-def _name(path: Path) -> str:
+def _name(path: KeyPath) -> str:
     """Return the name of the input for a part of an observation."""
-    return f"obs/{place(path)}" if path else "obs"
+    return f"obs/{format_path(path)}" if path else "obs"
 
 
 def _shape(*sizes: int) -> str:
