@@ -41,10 +41,7 @@ class Collector:
         executor: Executor,
         bootstrap_truncation: bool,
     ) -> None:
-        self.envs = envs
-        self.agent = agent
-        self.executor = executor
-        self.generator = generator
+        self.envs, self.agent, self.executor, self.generator = envs, agent, executor, generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(executor.world.size * envs.num_envs)
         # A separate value network runs once a rollout, not at each step. With a memory it has to
@@ -96,9 +93,14 @@ class Collector:
             with self.executor.world.sync_errors("a rollout"):
                 truncations, outcome = self._step_envs(rollout)
             self._update_episode_stats(*outcome)
-            self._value_rollout(
-                rollout, truncations, update_obs_norm_before_targets=update_obs_norm_before_targets
-            )
+            # Compute the values that were not computed while acting, and all bootstrap values.
+            if update_obs_norm_before_targets:
+                self.agent.reader.update(rollout.obs, self.executor.world)
+                if self.agent.state_size:
+                    truncations = self._recompute_memory(rollout, truncations)
+            if self._values_deferred or update_obs_norm_before_targets:
+                rollout.value.copy_(self.executor.infer(rollout.segments(), self._value))
+            self._fill_next_values(rollout, truncations)
         with self.executor.world.sync_errors("a rollout"):
             _require_finite(
                 policy=rollout.log_prob,
@@ -145,22 +147,6 @@ class Collector:
         infos = {name: gather_steps(values) for name, values in info.items()}
         self.episodes.update(gather_steps(reward), gather_steps(ended), infos)
 
-    def _value_rollout(
-        self,
-        rollout: Rollout,
-        truncations: list[Truncation],
-        *,
-        update_obs_norm_before_targets: bool,
-    ) -> None:
-        """Compute the values that were not computed while acting, and all bootstrap values."""
-        if update_obs_norm_before_targets:
-            self.agent.reader.update(rollout.obs, self.executor.world)
-            if self.agent.state_size:
-                truncations = self._recompute_memory(rollout, truncations)
-        if self._values_deferred or update_obs_norm_before_targets:
-            rollout.value.copy_(self.executor.infer(rollout.segments(), self._value))
-        self._fill_next_values(rollout, truncations)
-
     def act(self, rollout: Rollout, t: int) -> Tensor:
         """Sample actions for step t, and store them, their log-probabilities and values.
 
@@ -168,9 +154,7 @@ class Collector:
         """
         mask = None
         if rollout.action_mask is not None:
-            assert self.envs.action_mask is not None, (
-                f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
-            )
+            assert self.envs.action_mask is not None, f"{self.envs.name} has no masks now"
             rollout.action_mask[:, t] = mask = self.executor.upload(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)[self._own_noise]
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
@@ -267,9 +251,5 @@ def _require_finite(**outputs: Tensor) -> None:
     Raises:
         ValueError: an output is not finite; the message names the network.
     """
-    good = torch.stack([numbers.isfinite().all() for numbers in outputs.values()]).tolist()
-    bad = [
-        name.replace("_", " ") for name, is_good in zip(outputs, good, strict=True) if not is_good
-    ]
-    if bad:
-        raise diverged([f"the {name}" for name in bad])
+    if bad := [name for name, numbers in outputs.items() if not numbers.isfinite().all()]:
+        raise diverged([f"the {name.replace('_', ' ')}" for name in bad])

@@ -20,15 +20,11 @@ class RunningMoments(nn.Module):
         shape: of one sample; each of its components has a mean and a variance of its own.
     """
 
-    count: Tensor
-    mean: Tensor
-    sum_of_squares: Tensor
-
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        for name in ("mean", "sum_of_squares"):
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        self.count = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.sum_of_squares = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
 
     def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
         """Merge a batch `[*N, *shape]` in, over all leading axes; a single sample has none.
@@ -96,16 +92,12 @@ class EmaMoments(nn.Module):
         shape: of one sample; each of its components has a mean and a variance of its own.
     """
 
-    weight: Tensor
-    mean: Tensor
-    variance: Tensor
-
     def __init__(self, decay: float, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.decay = decay
-        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))  # 1 − dᵏ
-        for name in ("mean", "variance"):
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        self.weight = nn.Buffer(torch.zeros((), dtype=torch.float64))  # 1 − dᵏ
+        self.mean = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.variance = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
 
     @property
     def is_empty(self) -> bool:
@@ -181,15 +173,11 @@ class RewardNormalizer(nn.Module):
             NormalizeReward), not a rollout at a time.
     """
 
-    running_return: Tensor
-
     def __init__(self, num_envs: int, *, gamma: float, clip: float, per_step: bool = False) -> None:
         super().__init__()
-        self.gamma = gamma
-        self.clip = clip
-        self.per_step = per_step
+        self.gamma, self.clip, self.per_step = gamma, clip, per_step
         self.moments = RunningMoments()
-        self.register_buffer("running_return", torch.zeros(num_envs, dtype=torch.float64))
+        self.running_return = nn.Buffer(torch.zeros(num_envs, dtype=torch.float64))
 
     @property
     def scale(self) -> Float[Tensor, ""]:
@@ -241,20 +229,14 @@ class ObservationNormalizer(nn.Module):
         clip: normalized components are clipped to ± this.
     """
 
-    shift: Tensor
-    scale: Tensor
-    low: Tensor
-    high: Tensor
-
     def __init__(self, size: int, *, statistics: Statistics, decay: float, clip: float) -> None:
         super().__init__()
         self.clip = clip
         self.moments = make_moments(statistics, decay=decay, shape=(size,))
-        # What acting needs, ready in float32: three kernels, and no question whether there are
-        # statistics already.
-        starts = {"shift": 0.0, "scale": 1.0, "low": -torch.inf, "high": torch.inf}
-        for name, start in starts.items():
-            self.register_buffer(name, torch.full((size,), start))
+        # Acting needs these in float32: three kernels, also before there are statistics.
+        self.shift, self.scale = nn.Buffer(torch.zeros(size)), nn.Buffer(torch.ones(size))
+        self.low = nn.Buffer(torch.full((size,), -torch.inf))
+        self.high = nn.Buffer(torch.full((size,), torch.inf))
 
     def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """`(x − mean) / √(variance + 1e-8)`, clipped, in float32; x before the first update."""
@@ -281,14 +263,10 @@ class ValueNormalizer(nn.Module):
         decay: of the exponential weights.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, *, statistics: Statistics, decay: float) -> None:
         super().__init__()
         self.moments = make_moments(statistics, decay=decay)
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("std", torch.ones(()))
+        self.mean, self.std = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
 
     def update(self, target: Float[Tensor, "..."]) -> None:
         """Take value targets, in the rewards' units, into the statistics.
@@ -300,16 +278,6 @@ class ValueNormalizer(nn.Module):
         self.moments.update(target)
         self.mean.copy_(self.moments.mean)
         self.std.copy_(_deviation(self.moments.variance))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there was no update yet."""
-        return self.moments.is_empty
-
-    @property
-    def units(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Mean and deviation as they are now, copied, in float64."""
-        return self.mean.double(), self.std.double()
 
     def denormalize(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """A value head's output in the rewards' units."""

@@ -497,9 +497,7 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         reward, bootstrap = learner.rescale_to_current(rollout)
         next_value = torch.where(rollout.truncated, bootstrap, rollout.next_value)
         next_value[:, -1] = bootstrap[:, -1]
-        if (
-            following is not None
-        ):  # the next rollout begins with the value of the step after the last
+        if following is not None:  # it begins with the value of the step after the last
             continues = ~following.first[:, 0]
             next_value[:, -1] = torch.where(continues, following.value[:, 0], bootstrap[:, -1])
         ahead = dataclasses.replace(rollout, next_value=next_value)

@@ -110,7 +110,7 @@ class ObservationLeaf:
         columns: its bytes in the row of a tree.
     """
 
-    path: Path
+    path: KeyPath
     space: gym.Space[Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -220,7 +220,7 @@ class ObservationLayout:
 class _ActionLeaf:
     """One part of an action and its columns in the trainer's; options count from `start`."""
 
-    path: Path
+    path: KeyPath
     space: gym.Space[Any]
     columns: slice
     start: np.ndarray | None
@@ -346,8 +346,8 @@ def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
         return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
     if isinstance(space, gym.spaces.Tuple):
         return gym.spaces.Tuple([as_float32(part) for part in space.spaces])
-    is_float = isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f"
-    if not is_float or space.dtype == np.float32:
+    others = (np.float16, np.float64, np.longdouble)
+    if not (isinstance(space, gym.spaces.Box) and space.dtype in others):
         return space
     limit = np.finfo(np.float32).max
     bounds = np.stack([space.low, space.high])

@@ -254,13 +254,14 @@ class Agent(nn.Module):
         units by a factor σ/σ' (its square below the heads). Adam forgets them within 1 / (1 − β₂)
         steps, and σ'/σ is near 1 soon: the k-th of k equal batches moves it by about 1/k.
         """
-        if self.value_normalizer is None:
+        if (normalizer := self.value_normalizer) is None:
             return False
-        is_first, old_mean, old_std = self.value_normalizer.is_empty, *self.value_normalizer.units
-        self.value_normalizer.update(target)
+        is_first = normalizer.moments.is_empty
+        old_mean, old_std = normalizer.mean.double(), normalizer.std.double()
+        normalizer.update(target)
         if is_first:
             return True
-        mean, std = self.value_normalizer.units
+        mean, std = normalizer.mean.double(), normalizer.std.double()
         for head in (self.value_head, self.aux_value_head):
             if head is not None:
                 # In place: compiled steps and optimizers hold these tensors.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -70,8 +70,12 @@ class ImpalaCNN(nn.Module):
                 many = f"model.channels {config.channels} halves the {shape} image too often"
                 raise ValueError(f"{many}; give fewer stacks")
             first = init.hidden(_conv(in_channels, channels), 1.0)
+            # Maxima of 3×3 windows, two apart: H×W becomes ⌈H/2⌉×⌈W/2⌉. `symmetric` pads both
+            # sides; TensorFlow's `same` pads an even size at its end only.
+            is_same = config.pooling == "same"
+            pool = nn.MaxPool2d(3, 2, (height % 2, width % 2) if is_same else 1, ceil_mode=is_same)
             blocks = [ResidualBlock(channels, init, residual) for _ in range(config.blocks)]
-            stacks.append(nn.Sequential(first, _max_pool(config.pooling, height, width), *blocks))
+            stacks.append(nn.Sequential(first, pool, *blocks))
             height, width, in_channels = (height + 1) // 2, (width + 1) // 2, channels
         self.stacks = nn.Sequential(*stacks)
         self.dense = Dense(height * width * in_channels, config, init, "relu")
@@ -82,20 +86,6 @@ class ImpalaCNN(nn.Module):
         """Encode images."""
         x = functional.relu(self.stacks(scaled_image(obs)))
         return self.dense(x.flatten(1))
-
-
-def _max_pool(padding: Literal["symmetric", "same"], height: int, width: int) -> nn.MaxPool2d:
-    """Maxima of 3×3 windows, two apart: `[N, C, H, W]` → `[N, C, ⌈H/2⌉, ⌈W/2⌉]`.
-
-    Args:
-        padding: on both sides, or as TensorFlow's `same`: an odd size on both sides, an even one at
-            its end only.
-        height: H of the images.
-        width: W of the images.
-    """
-    if padding == "symmetric":
-        return nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-    return nn.MaxPool2d(kernel_size=3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
 
 
 class NatureCNN(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Num
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
@@ -50,20 +50,15 @@ class PolicyHead(nn.Module):
             stored as floats).
         mask_size: options of all discrete components, the width of an action mask.
         num_dist_params: P.
+        order: places `[K]` of the components in an action: by width, continuous ones last.
+        option_order: places `[M]` of the logits in a mask.
+        mask_order: places `[M]` of a mask's options among the logits.
+        bounds: lowest and highest values `[2, n]` of the continuous components.
+        fixed_std: deviations `[n]` that are not trained.
 
     Raises:
         ValueError: a space has no finite bounds where they are needed.
     """
-
-    order: Int[Tensor, " K"]
-    """Places of the components in an action: by width, continuous ones last."""
-    option_order: Int[Tensor, " M"]
-    """Places of the logits in a mask."""
-    mask_order: Int[Tensor, " M"]
-    """Places of a mask's options among the logits."""
-    bounds: Float[Tensor, "2 n"]
-    """Lowest and highest values of the continuous components."""
-    fixed_std: Float[Tensor, " n"]
 
     def __init__(
         self,
@@ -98,13 +93,13 @@ class PolicyHead(nn.Module):
         low, high = bounds = _bounds(boxes)
         unit = (2 if self.stretches else high - low) if action.std == "range" else 1
         # These follow from space and configuration: they move along, and are not saved.
-        self.register_buffer("order", torch.tensor(order), persistent=False)
+        self.order = nn.Buffer(torch.tensor(order), persistent=False)
         option_order = torch.cat([options[place] for place in order])
-        self.register_buffer("option_order", option_order, persistent=False)
-        self.register_buffer("mask_order", option_order.argsort(), persistent=False)
-        self.register_buffer("bounds", bounds, persistent=False)
+        self.option_order = nn.Buffer(option_order, persistent=False)
+        self.mask_order = nn.Buffer(option_order.argsort(), persistent=False)
+        self.bounds = nn.Buffer(bounds, persistent=False)
         fixed_std = torch.full((n,), action.std_value) * unit
-        self.register_buffer("fixed_std", fixed_std, persistent=False)
+        self.fixed_std = nn.Buffer(fixed_std, persistent=False)
         self.log_std = None
         if action.std == "parameter" and n:
             self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -31,7 +30,7 @@ from phasicrl.config_io import SCHEMA, flush, pop_schema
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d{12})(?:-aux-(\d{3}))?", re.ASCII)
+_NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
@@ -194,18 +193,8 @@ def num_processes(path: Path) -> int:
 def checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: clock_of(path.name))
-
-
-def clock_of(name: str) -> tuple[int, float]:
-    """Return environment steps and finished auxiliary epochs of a checkpoint, by its name.
-
-    The end of an iteration comes after all epochs of it.
-    """
-    match = _NAME.fullmatch(name)
-    assert match is not None, f"{name} is not the name of a checkpoint"
-    steps, epochs = match.groups()
-    return int(steps), math.inf if epochs is None else int(epochs)
+    # The end of an iteration comes after all auxiliary epochs of it.
+    return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -45,10 +45,7 @@ _MAY_CHANGE = (
 
 def each_once(runs: Iterable[Path]) -> list[Path]:
     """Return run directories without repetitions, also under other paths."""
-    first: dict[Path, Path] = {}
-    for run in runs:
-        first.setdefault(run.resolve(), run)
-    return list(first.values())
+    return list({run.resolve(): run for run in runs}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +152,11 @@ class RunDirectory:
 
     def write_card(self, card: dict[str, Any]) -> None:
         """Replace `card.json` atomically."""
-        self.write_json(CARD_FILE, card)
+        write_json(self.path / CARD_FILE, card)
 
     def write_config(self, config: Config) -> None:
         """Replace `config.json` atomically."""
-        self.write_json(CONFIG_FILE, to_tree(config))
-
-    def write_json(self, name: str, value: dict[str, Any]) -> None:
-        """Replace a file of the run by a JSON object atomically."""
-        write_json(self.path / name, value)
+        write_json(self.path / CONFIG_FILE, to_tree(config))
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
         """Read the rows of `metrics.jsonl`: null is NaN; a torn last line is left out.
@@ -228,10 +221,7 @@ class RunDirectory:
         path = self.path / _WEIGHTS[which]
         if not path.is_file():
             self._check()
-            when = {
-                "last": "with the first checkpoint and at the end of the run",
-                "best": "by the evaluations of a run (evaluation.every_iterations)",
-            }[which]
+            when = "by evaluations" if which == "best" else "with the first checkpoint"
             raise ValueError(f"{self.path} has no {path.name} yet: it is written {when}")
         try:
             with safe_open(path, "pt") as file:

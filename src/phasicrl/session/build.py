@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import gymnasium as gym
 import numpy as np
@@ -34,7 +34,6 @@ from phasicrl.host.signals import Signals
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.checkpoint import Part
 from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
@@ -86,8 +85,18 @@ def start_run(
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as resources, ExitStack() as undo:
         signals = resources.enter_context(Signals(world.request_end))
-        run, _ = _build_run(config, {**dict.fromkeys(USER_OBJECTS), **user}, world,
-                            signals, resources, undo)  # fmt: skip
+
+        def make_directory() -> RunDirectory:
+            path = ""
+            with world.sync_errors("making the run directory"):
+                if world.is_first:
+                    path = str(RunDirectory.make(config).path)
+                    undo.callback(shutil.rmtree, path)
+                    resources.enter_context(closing(RunLock(Path(path))))
+            return RunDirectory(Path(world.broadcast_object(path)))
+
+        objects = {**dict.fromkeys(USER_OBJECTS), **user}
+        run, _ = _build_run(config, objects, world, signals, resources, make_directory)
         run.write_card()
         run.take_snapshot()
         if config.checkpoint.while_training:  # resume needs one, whatever the first iteration does
@@ -134,8 +143,9 @@ def resume_run(
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
-        saved = _Saved(files, part)
-        run, remark = _build_run(config, objects, world, signals, resources, ExitStack(), saved)
+        run, remark = _build_run(
+            config, objects, world, signals, resources, lambda: files, part.tree
+        )
         if not is_over:
             run.write_card()
         try:
@@ -156,45 +166,27 @@ def resume_run(
     return run
 
 
-class _Saved(NamedTuple):
-    """The directory and the checkpoint of a run to resume."""
-
-    files: RunDirectory
-    part: Part
-
-
-class OpenedEnvs(NamedTuple):
-    """Environments of a run.
-
-    Attributes:
-        envs: environments of this process.
-        since: environment steps when they were made.
-        obs: their observations, if they were restored.
-        remark: why they start new episodes, for a message.
-    """
-
-    envs: VectorEnv
-    since: int
-    obs: Tensor | None = None
-    remark: str = ""
-
-
 def _open_envs(
     config: Config, user: dict[str, Any], world: World, state: dict[str, Any] | None
-) -> OpenedEnvs:
-    """Make the environments of a new run, or restore those of a checkpoint."""
+) -> tuple[VectorEnv, int, Tensor | None, str]:
+    """Make the environments of a new run, or restore those of a checkpoint.
+
+    Returns:
+        The environments, the run's clock when they were made, their observations if they were
+        restored, and, for a message, why they start new episodes.
+    """
     if state is None:
-        return OpenedEnvs(_make_envs(config, user, world), 0)
+        return _make_envs(config, user, world), 0, None, ""
     now, since, reason = state["env_steps"], state["envs_since"], "they cannot be restored"
     if state["collector"] is not None:
         envs = _make_envs(config, user, world, since=since, env_steps=now)
         try:
-            return OpenedEnvs(envs, since, envs.load_state_dict(state["collector"]["envs"]))
+            return envs, since, envs.load_state_dict(state["collector"]["envs"]), ""
         except (EnvError, ValueError, KeyError) as error:
             envs.close()
             reason = str(error)
     envs = _make_envs(config, user, world, since=now, env_steps=now)
-    return OpenedEnvs(envs, now, remark=f"; environments start new episodes: {reason}")
+    return envs, now, None, f"; environments start new episodes: {reason}"
 
 
 def _make_envs(
@@ -216,7 +208,7 @@ def _make_envs(
 
 def _build_run(
     config: Config, user: dict[str, Any], world: World, signals: Signals, resources: ExitStack,
-    undo: ExitStack, saved: _Saved | None = None,
+    make_directory: Callable[[], RunDirectory], state: dict[str, Any] | None = None,
 ) -> tuple[Run, str]:  # fmt: skip
     """Make everything a run needs; first what could refuse the configuration.
 
@@ -226,8 +218,8 @@ def _build_run(
         world: processes of the run.
         signals: handlers of the run's signals.
         resources: gets what must be closed.
-        undo: gets what removes a new run directory.
-        saved: run to resume.
+        make_directory: returns the run directory, which the first process has locked.
+        state: state of the run to resume.
 
     Returns:
         The run, without its state, and why environments start new episodes.
@@ -235,48 +227,54 @@ def _build_run(
     world.check_same("configuration", config.values)
     world.check_same("versions", lambda: versions() | {"commit": commit()})
     check_shares(config, world)
-    state = None if saved is None else saved.part.tree
     with world.sync_errors("preparing the run"):
         device = find_device(config.compute.device)
-        opened = _open_envs(config, user, world, state)
-        envs = resources.enter_context(closing(opened.envs))
+        envs, since, obs, remark = _open_envs(config, user, world, state)
+        resources.enter_context(closing(envs))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
-        messages = [] if saved else _unused_options(config, envs, user)
-        if config.init_from and saved is None:
+        messages = [] if state else _unused_options(config, envs, user)
+        if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
         plan = _make_plan(config, envs, device, world)
         resources.enter_context(torch_settings(plan))
-    files, log = _open_directory(config, world, resources, undo, saved)
+    files = make_directory()
+    with world.sync_errors("opening the run directory"):
+        check_shared(files, world)
+        path = files.path if world.is_first else None
+        log = resources.enter_context(MetricsLog(path, config, saved=state and state["log"]))
     for message in messages:
         log.message(message)
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.message, world=world)
-
-    def generator(purpose: str, *others: int, device: str | torch.device = "cpu") -> Generator:
-        return Generator(device).manual_seed(derive_seed(config.seed, purpose, *others))
-
     # All processes draw the same noise for the actions, and their own order of minibatches.
+    noise = Generator(executor.device).manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(
-        envs, agent, generator=generator("action", device=executor.device), executor=executor,
+        envs, agent, generator=noise, executor=executor,
         bootstrap_truncation=config.ppo.bootstrap_truncation,
     )  # fmt: skip
-    shuffle = generator("shuffle", *([] if world.is_first else [world.rank]))
-    learner = Learner(config, agent, executor, shuffle)
+    others = [] if world.is_first else [world.rank]
+    shuffle = Generator().manual_seed(derive_seed(config.seed, "shuffle", *others))
+    learner, buffer = Learner(config, agent, executor, shuffle), _make_buffer(config, envs, agent)
+    run = Run(
+        config, files, learner, collector, buffer, log, signals=signals, envs_since=since, user=user
+    )
+    with world.sync_errors("starting the environments"):
+        if obs is None or state is None:
+            collector.start()
+        else:
+            collector.load_state_dict(state["collector"], obs)
+    return run, remark
+
+
+def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
+    """Make the buffer of a phase, on the agent's device."""
     layout, head = agent.reader.layout, agent.policy_head
-    buffer = PhaseBuffer(
+    return PhaseBuffer(
         config.phase_length, envs.num_envs, config.ppo.num_steps,
         obs_shape=layout.shape, obs_dtype=torch.from_numpy(np.empty(0, layout.dtype)).dtype,
         action_shape=head.action_shape, action_dtype=head.action_dtype,
-        state_size=agent.state_size, num_actions=envs.mask_size or None, device=executor.device,
+        state_size=agent.state_size, num_actions=envs.mask_size or None, device=head.order.device,
     )  # fmt: skip
-    run = Run(config, files, learner, collector, buffer, log, signals=signals,
-              envs_since=opened.since, user=user)  # fmt: skip
-    with world.sync_errors("starting the environments"):
-        if opened.obs is None or state is None:
-            collector.start()
-        else:
-            collector.load_state_dict(state["collector"], opened.obs)
-    return run, opened.remark
 
 
 def _make_plan(config: Config, envs: VectorEnv, device: str, world: World) -> Plan:
@@ -290,27 +288,6 @@ def _make_plan(config: Config, envs: VectorEnv, device: str, world: World) -> Pl
     threads = min(plan.num_threads, num_cores())
     # Processes that wait for each other must not wait for each other's turn.
     return dataclasses.replace(plan, device=device, num_threads=threads, take_turns=False)
-
-
-def _open_directory(
-    config: Config, world: World, resources: ExitStack, undo: ExitStack, saved: _Saved | None
-) -> tuple[RunDirectory, MetricsLog]:
-    """Make and lock the directory of a new run; open the log."""
-    path = ""
-    with world.sync_errors("making the run directory"):
-        if world.is_first and saved is None:
-            made = RunDirectory.make(config).path
-            undo.callback(shutil.rmtree, made)
-            resources.enter_context(closing(RunLock(made)))
-            path = str(made)
-    files = RunDirectory(Path(world.broadcast_object(path))) if saved is None else saved.files
-    with world.sync_errors("opening the run directory"):
-        check_shared(files, world)
-        log = MetricsLog(
-            files.path if world.is_first else None, config, saved=saved and saved.part.tree["log"]
-        )
-        resources.enter_context(log)
-    return files, log
 
 
 def _unused_options(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 
 from phasicrl.config import Config
-from phasicrl.config_io import read_text
+from phasicrl.config_io import read_text, write_json
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.lab.analysis.curves import Task, task_of
 from phasicrl.lab.experiments.trials import RETURN
@@ -134,7 +134,7 @@ def _write(
     if events := sorted(run.path.glob("events.out.tfevents.*")):
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
     found = evaluate(folder, episodes=episodes, **own)
-    files.write_json(EVALUATION_FILE, {
+    write_json(folder / EVALUATION_FILE, {
         "episodes": episodes, "seed": 0,
         "results": [each.to_dict() | {"returns": each.returns} for each in found],
     })  # fmt: skip
