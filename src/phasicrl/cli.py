@@ -24,7 +24,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from phasicrl.config import Config, check_imports, field_texts, format_value
 from phasicrl.config_io import nearest_name, printable
-from phasicrl.presets import PRESETS, Preset, differences, get_preset
+from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
     from phasicrl.session.evaluate import Evaluation
@@ -362,10 +362,20 @@ def _preset_lines() -> list[str]:
 
 def _presets(words: list[str]) -> None:
     """List the presets: `phasicrl presets NAME` shows the source and the differences."""
-    found = call(_find_presets, "presets", words, tyro.conf.Positional)
-    if not words:
-        print_lines([*_preset_lines(), "", "`phasicrl presets NAME` shows a preset's values"])
-        return
+    call(_show_presets, "presets", words, tyro.conf.Positional)
+
+
+def _show_presets(pattern: str = "") -> None:
+    """List the presets.
+
+    Args:
+        pattern: Part of a name; such presets are shown with all their values.
+    """
+    if not pattern:
+        return print_lines([*_preset_lines(), "", "`phasicrl presets NAME` shows its values"])
+    found = {name: preset for name, preset in PRESETS.items() if pattern in name}
+    if not found:
+        raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
     from rich.console import Console
     from rich.table import Table
 
@@ -379,18 +389,6 @@ def _presets(words: list[str]) -> None:
             lines.append(f"{path} {format_value(new)} [dim](was {format_value(old)})[/dim]")
         table.add_row(name, f"{preset.summary}\n[dim]{preset.source}[/dim]", "\n".join(lines))
     Console().print(table)
-
-
-def _find_presets(pattern: str = "") -> dict[str, Preset]:
-    """List the presets.
-
-    Args:
-        pattern: Part of a name; such presets are shown with all their values.
-    """
-    found = {name: preset for name, preset in PRESETS.items() if pattern in name}
-    if not found:
-        raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
-    return found
 
 
 def _envs(words: list[str]) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -514,11 +515,7 @@ class Config(_Group):
 
     def _problems(self) -> Iterator[str]:
         ppo, aux, name = self.ppo, self.aux, self.name
-        if (
-            not (0 < len(name) <= 100 and name.isprintable())
-            or name[0] == "."
-            or {*name} & {*"/\\"}
-        ):
+        if not (re.fullmatch(r"[^./\\][^/\\]{0,99}", name) and name.isprintable()):
             yield (
                 f"name is {name!r}; expected 1 to 100 printable characters without / and \\, "
                 "and no dot as the first"
@@ -711,14 +708,10 @@ def check_imports(config: Config) -> None:
 @functools.cache
 def field_texts(group: type) -> dict[str, str]:
     """Return the sentence under each option of a group in this file."""
-    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-    body = next(
-        each.body
-        for each in tree.body
-        if isinstance(each, ast.ClassDef) and each.name == group.__name__
-    )
+    (tree,) = ast.parse(inspect.getsource(group)).body
+    assert isinstance(tree, ast.ClassDef)
     texts: dict[str, str] = {}
-    for above, below in pairwise(body):
+    for above, below in pairwise(tree.body):
         if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
             value = below.value if isinstance(below, ast.Expr) else None
             text = str(value.value) if isinstance(value, ast.Constant) else ""

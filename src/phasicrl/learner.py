@@ -186,9 +186,8 @@ class Learner:
     def settings(self, phase: Phase) -> StepSettings:
         """Return optimizer, clipping and averaging over processes of a phase's steps."""
         config, world = self.config, self.executor.world
-        mean = (
-            world.all_reduce_mean_ if world.size > 1 else None
-        )  # one process compiles the whole step
+        # One process compiles the whole step.
+        mean = world.all_reduce_mean_ if world.size > 1 else None
         if phase == "aux":
             max_norm = config.aux.max_grad_norm
             return StepSettings(phase, self._networks, self.optimizers["aux"], max_norm, mean)

@@ -80,15 +80,25 @@ _PPO_PAPER = replace(
 _ON_BOTH = EvaluationConfig(every_iterations=50, episodes=64, policy="sampled", levels="both")
 
 
-def _generalization(base: Config, levels: int, total_env_steps: int, ending: str) -> Config:
-    """Trained on some levels, and evaluated on these and on all others."""
-    return replace(
-        base,
-        name=f"{base.name.removesuffix('-paper')}-{ending}",
-        env=replace(base.env, num_levels=levels),
-        evaluation=_ON_BOTH,
-        total_env_steps=total_env_steps,
-    )
+def _generalization_presets(
+    kind: str, source: str, num_levels: int, total_env_steps: int, *bases: Config
+) -> list[Preset]:
+    """Return presets that train on some levels, and are evaluated on these and on all others."""
+    return [
+        Preset(
+            replace(
+                base,
+                name=f"{base.name.removesuffix('-paper')}-{kind}-{num_levels}",
+                env=replace(base.env, num_levels=num_levels),
+                evaluation=_ON_BOTH,
+                total_env_steps=total_env_steps,
+            ),
+            f"{name} on {num_levels} {kind} levels, tested on others, too",
+            f"Procgen paper, generalization on {kind} levels{source}",
+            base.name,
+        )
+        for name, base in zip(("PPG", "PPO"), bases, strict=True)
+    ]
 
 
 # Ten minutes on two cores: the phases of procgen-ppg, scaled down to fit several into the time.
@@ -161,7 +171,7 @@ _CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
 _MUJOCO_PPO = Config(
     name="halfcheetah-ppo",
     env=EnvConfig(id="envpool:HalfCheetah-v5", num_envs=16),
-    model=replace(_CLASSIC_PPO.model),
+    model=_CLASSIC_PPO.model,
     action=ActionConfig(std_value=0.6, squash="clip", rescale=True),
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32,
@@ -185,15 +195,6 @@ _MUJOCO_AUX = replace(
     _CLASSIC_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
 )
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
-# With a deviation of 0.6 at the start one seed of ten ended below −200, with 1 none
-# (benchmarks/results/selection/pendulum_std.csv).
-_PENDULUM_PPO = replace(
-    _MUJOCO_PPO,
-    env=EnvConfig(id="envpool:Pendulum-v1", num_envs=4),
-    action=replace(_MUJOCO_PPO.action, std_value=1.0),
-    ppo=replace(_MUJOCO_PPO.ppo, num_steps=512, gamma=0.9, learning_rate=1e-3),
-    total_env_steps=100_000,
-)
 _ATARI_PPO = replace(
     _CLASSIC_PPO,
     env=EnvConfig(id="envpool:Breakout-v5", num_envs=8),
@@ -330,7 +331,14 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
         {"env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999,
          "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01, "total_env_steps": 1_000_000},
     ),
-    "pendulum": (_PENDULUM_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0), {}),
+    # With a deviation of 0.6 at the start one seed of ten ended below −200, with 1 none
+    # (benchmarks/results/selection/pendulum_std.csv).
+    "pendulum": (
+        _MUJOCO_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0),
+        {"env.id": "envpool:Pendulum-v1", "env.num_envs": 4, "action.std_value": 1.0,
+         "ppo.num_steps": 512, "ppo.gamma": 0.9, "ppo.learning_rate": 1e-3,
+         "total_env_steps": 100_000},
+    ),
     "invertedpendulum": (_MUJOCO_PPO, _MUJOCO_AUX,
                          {"env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
     "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX,
@@ -389,18 +397,8 @@ PRESETS: dict[str, Preset] = {
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
         Preset(_PPO_PAPER, "the PPG paper's PPO: hard, 256 envs, 100M steps",
                "PPG paper, figure 2", "procgen-ppo"),
-        *(
-            Preset(_generalization(base, 200, 25_000_000, "easy-200"),
-                   f"{name} on 200 easy levels, tested on others, too",
-                   f"Procgen paper, generalization on easy levels; {_EASY}", base.name)
-            for name, base in (("PPG", _PPG), ("PPO", _PPO))
-        ),
-        *(
-            Preset(_generalization(base, 500, 200_000_000, "hard-500"),
-                   f"{name} on 500 hard levels, tested on others, too",
-                   "Procgen paper, generalization on hard levels", base.name)
-            for name, base in (("PPG", _PPG_PAPER), ("PPO", _PPO_PAPER))
-        ),
+        *_generalization_presets("easy", f"; {_EASY}", 200, 25_000_000, _PPG, _PPO),
+        *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
         Preset(_QUICKSTART, "PPG in ten minutes on two cores, a scaled phase",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",

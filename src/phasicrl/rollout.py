@@ -205,8 +205,8 @@ class Rollout:
         """
         for name, value in self.tensors().items():
             if (given := tensors[name].shape) != value.shape:
-                shapes = f"{tuple(given)}; {tuple(value.shape)}"
-                raise ValueError(f"the saved {name} of a rollout has the shape {shapes} is needed")
+                shapes = f"{tuple(given)}; expected {tuple(value.shape)}"
+                raise ValueError(f"{name} of a saved rollout has the shape {shapes}")
             value.copy_(tensors[name])
 
 

@@ -57,8 +57,6 @@ class Executor:
 
     def upload(self, values: Tensor) -> Tensor:
         """Copy values from the environments to the device, without waiting for a GPU."""
-        if values.device == self.device:
-            return values
         if values.device.type == "cpu" and self.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)

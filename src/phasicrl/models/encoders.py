@@ -101,7 +101,7 @@ class NatureCNN(nn.Module):
         height, width, in_channels = image_shape(shape)
         if min(height, width) < 36:
             small = f"the Nature network needs images of at least 36×36, these are {height}×{width}"
-            raise ValueError(f"{small}; use --model.encoder impala")
+            raise ValueError(f"{small}; use model.encoder impala")
         layers: list[nn.Module] = []
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv2d(in_channels, channels, kernel, stride)
@@ -119,17 +119,10 @@ class NatureCNN(nn.Module):
 
 
 class MLP(nn.Module):
-    """Dense layers over vectors.
-
-    Raises:
-        ValueError: the observations are images.
-    """
+    """Dense layers over vectors."""
 
     def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
-        if len(shape) == 3:
-            images = f"observations of shape {shape} are images"
-            raise ValueError(f"{images}; use --model.encoder impala or nature")
         init = Initializer(config.init, generator)
         self.dense = Dense(math.prod(shape), config, init, config.activation)
         self.num_features = self.dense.num_features
@@ -267,10 +260,11 @@ class ObservationReader(nn.Module):
 
 
 def encoder_for(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
-    """The encoder that `config` names, for a space of observations."""
-    is_box = isinstance(space, gym.spaces.Box)
-    if is_box and (config.encoder != "mlp" or is_image(space) or len(space.shape) < 3):
-        return ENCODERS[config.encoder](space.shape, config, generator)
+    """Make the encoder that `config` names, for a space of observations."""
+    if isinstance(space, gym.spaces.Box):
+        rank, is_mlp = len(space.shape), config.encoder == "mlp"
+        if rank < 3 if is_mlp else rank == 3:
+            return ENCODERS[config.encoder](space.shape, config, generator)
     return TreeEncoder(space, config, generator)
 
 
@@ -296,15 +290,10 @@ def _as_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Height, width and channels of `[H, W, C]` images.
+    """Return height, width and channels of `[H, W, C]` images.
 
     `[C, H, W]` is recognized by its channels, which are fewer than both other axes.
-
-    Raises:
-        ValueError: these observations are not images.
     """
-    if len(shape) != 3:
-        raise ValueError(f"observations of shape {shape} are not images; use --model.encoder mlp")
     a, b, c = shape
     return (b, c, a) if a < min(b, c) else (a, b, c)
 

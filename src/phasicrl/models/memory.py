@@ -96,8 +96,12 @@ class RecurrentMemory(nn.Module):
         own = piece.view(num_sequences, num_steps)
         start[rank[own[:, 0]]] = torch.where(first[:, :1], 0.0, state)
         packed = PackedSequence(features.flatten(0, 1)[order], batch_sizes.cpu())
-        output, end = self._run(packed, start)
-        result = torch.empty_like(output).index_copy(0, order, output)
+        # An LSTM's output and cell lie side by side in its state.
+        states = start.unsqueeze(0).split(self.num_features, dim=-1)
+        parts = tuple(part.contiguous() for part in states)
+        output, end = self.layer(packed, parts if self.is_lstm else parts[0])
+        end = (torch.cat(end, dim=-1) if self.is_lstm else end).squeeze(0)
+        result = torch.empty_like(output.data).index_copy(0, order, output.data)
         return result.view(num_sequences, num_steps, -1), end[rank[own[:, -1]]]
 
     def _step(
@@ -114,15 +118,6 @@ class RecurrentMemory(nn.Module):
             return output.unsqueeze(1), torch.cat([output, cell], dim=-1)
         output = torch.gru_cell(features[:, 0], before[0], *weights)
         return output.unsqueeze(1), output
-
-    def _run(
-        self, packed: PackedSequence, start: Float[Tensor, "Q H"]
-    ) -> tuple[Float[Tensor, "M F"], Float[Tensor, "Q H"]]:
-        """The layer over Q pieces; an LSTM's output and cell lie side by side in its state."""
-        states = start.unsqueeze(0).split(self.num_features, dim=-1)
-        parts = tuple(part.contiguous() for part in states)
-        output, end = self.layer(packed, parts if self.is_lstm else parts[0])
-        return output.data, (torch.cat(end, dim=-1) if self.is_lstm else end).squeeze(0)
 
 
 Memory = NoMemory | RecurrentMemory

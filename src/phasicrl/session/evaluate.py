@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -116,6 +117,7 @@ def evaluate(
     user = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**user, make_encoder=make_encoder)
     refuse_levels(levels, None if any(user.values()) else config.env)
+    how: Any = {"episodes": episodes, "seed": seed, "precision": config.compute.policy_precision}
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else load_from_lab("StepTable")(file)
@@ -123,16 +125,10 @@ def evaluate(
             envs = make_evaluation_envs(
                 config, num_envs=min(episodes, 16), levels=which, seed=seed, **user
             )
+            on_step = None if table is None else partial(table.add, which)
             with closing(envs):
-                played = play(
-                    load_agent(files, config, envs, make_encoder, weights),
-                    envs,
-                    episodes=episodes,
-                    policy=policy,
-                    seed=seed,
-                    on_step=None if table is None else partial(table.add, which),
-                    precision=config.compute.policy_precision,
-                )
+                agent = load_agent(files, config, envs, make_encoder, weights)
+                played = play(agent, envs, policy=policy, on_step=on_step, **how)
             results.append(Evaluation(policy, *played, levels=which))
     if json is not None:
         rows = [result.to_dict() for result in results]

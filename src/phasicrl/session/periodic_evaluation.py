@@ -12,7 +12,6 @@ from typing import Any
 
 from phasicrl.config import Config, Levels, Precision
 from phasicrl.distributed import World
-from phasicrl.envs.protocol import VectorEnv
 from phasicrl.learner import Record
 from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
@@ -89,25 +88,21 @@ class PeriodicEvaluation:
 
     def _play_on(self, levels: Levels, agent: Agent, precision: Precision) -> Episodes:
         """Run this process's episodes; the first levels are recorded."""
-        evaluation = self._config.evaluation
+        evaluation, seed = self._config.evaluation, self._config.seed
         recorder = self._recorder if levels == levels_in(evaluation.levels)[0] else None
-        with closing(self._make_envs(levels)) as envs:
+        # The same seeds at each evaluation, but others in each process, and others than those of
+        # `evaluate`, which judges the best weights.
+        others = () if self._world.is_first else (self._world.rank,)
+        env_seed, num_envs = (
+            derive_seed(seed, "validation", *others),
+            min(self._episodes, _MAX_ENVS),
+        )
+        envs = make_evaluation_envs(
+            self._config, num_envs=num_envs, levels=levels, seed=env_seed, **self._own
+        )
+        with closing(envs):
             return play(
                 agent, envs, episodes=self._episodes, policy=evaluation.policy,
-                seed=self._config.seed, precision=precision,
+                seed=seed, precision=precision,
                 on_step=None if recorder is None else recorder.on_step,
             )  # fmt: skip
-
-    def _make_envs(self, levels: Levels) -> VectorEnv:
-        """Make environments with the same seeds at each evaluation, but others in each process.
-
-        The seeds also differ from those of `evaluate`, which judges the best weights.
-        """
-        others = () if self._world.is_first else (self._world.rank,)
-        return make_evaluation_envs(
-            self._config,
-            num_envs=min(self._episodes, _MAX_ENVS),
-            levels=levels,
-            seed=derive_seed(self._config.seed, "validation", *others),
-            **self._own,
-        )
