@@ -17,7 +17,7 @@ from scipy import stats
 
 from benchmarks import batch_invariance, levels, scaling
 from phasicrl.cli import parse_config
-from phasicrl.envs.procgen import GAMES
+from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.references import reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized

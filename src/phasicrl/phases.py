@@ -194,8 +194,7 @@ def compute_targets(
     values_and_targets = tuple(map(world.all_gather_cat, (rollout.value, rollout.value_target)))
     # Learn from complete episodes only, if asked to: other steps get the weight 0.
     if ppo.collect_by == "episodes":
-        flags = rollout.first, rollout.terminated | rollout.truncated
-        flags = map(world.all_gather_cat, flags)
+        flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
         mask = returns.complete_episode_mask(*flags, at_most=ppo.max_episodes)
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
         weight = mask.to(advantage.dtype) / fraction

@@ -302,28 +302,15 @@ class ActionLayout:
             raise ValueError(
                 f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected"
             )
-        rows = action.reshape(num_envs, len(self._names))
-        if not np.isfinite(rows).all():
-            index, component = map(int, np.argwhere(~np.isfinite(rows))[0])
-            taken = self._describe(rows, index, component)
-            raise ValueError(f"{name}: {taken} is not finite; a network has diverged")
-        chosen, ends = rows[:, self._discrete], self._num_options[self._discrete]
-        outside = (chosen < 0) | (chosen >= ends) | (chosen != np.floor(chosen))
-        if outside.any():
-            index, column = map(int, np.argwhere(outside)[0])
-            component = int(self._discrete[column])
-            taken, last = self._describe(rows, index, component), self._num_options[component] - 1
-            raise ValueError(f"{name}: {taken} is outside of 0 … {last} (integers, from zero)")
+        rows, ends = action.reshape(num_envs, len(self._names)), self._num_options
+        self._refuse(name, rows, ~np.isfinite(rows), "is not finite; a network has diverged")
+        outside = (rows < 0) | (rows >= ends) | (rows != np.floor(rows))
+        self._refuse(name, rows, outside & (ends > 0), "is outside of 0 … {last} (integers)")
         if action_mask is not None:
-            places = chosen.astype(np.int64) + self._mask_offsets
-            allowed = np.take_along_axis(action_mask, places, axis=1)
-            if not allowed.all():
-                index, column = map(int, np.argwhere(~allowed)[0])
-                taken = self._describe(rows, index, int(self._discrete[column]))
-                raise ValueError(
-                    f"{name}: {taken} is not allowed now; "
-                    "choose among those that `action_mask` allows"
-                )
+            places = rows[:, self._discrete].astype(np.int64) + self._mask_offsets
+            blocked = np.zeros(rows.shape, bool)
+            blocked[:, self._discrete] = ~np.take_along_axis(action_mask, places, axis=1)
+            self._refuse(name, rows, blocked, "is not allowed now; obey `action_mask`")
 
     def _is_plainly_good(self, action: Any, num_envs: int) -> bool:
         """Check quickly, as it is the usual case, for options of a plain `Discrete` space."""
@@ -332,12 +319,14 @@ class ActionLayout:
         is_right = action.dtype.kind == "i" and action.shape == (num_envs,)
         return bool(is_right and action.min() >= 0 and action.max() < self._num_options[0])
 
-    def _describe(self, rows: np.ndarray, index: int, component: int) -> str:
-        """Describe one number of one action for a message."""
-        which = (
-            f", component {component} ({format_path(self._names[component])})" if self.shape else ""
-        )
-        return f"action {rows[index, component]} for environment {index}{which}"
+    def _refuse(self, name: str, rows: np.ndarray, bad: np.ndarray, text: str) -> None:
+        """Refuse actions `[B, K]` if one is `bad`; `{last}` in the text is its last option."""
+        if not bad.any():
+            return
+        index, i = map(int, np.argwhere(bad)[0])
+        component = f", component {i} ({format_path(self._names[i])})" if self.shape else ""
+        taken = f"action {rows[index, i]} for environment {index}{component}"
+        raise ValueError(f"{name}: {taken} {text.format(last=self._num_options[i] - 1)}")
 
 
 def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:

@@ -12,9 +12,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
-from phasicrl.envs.envpool import import_envpool, task_families
+from phasicrl.envs.envpool import GAMES, import_envpool, task_families
 from phasicrl.envs.make import episode_limit, list_envs, make_envs, resolve
-from phasicrl.envs.procgen import GAMES
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces
 

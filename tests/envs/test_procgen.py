@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
+from phasicrl.envs.envpool import GAMES, procgen_task
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.procgen import GAMES, procgen_task
 from tests.envs.test_make import needs_envpool, refused
 
 

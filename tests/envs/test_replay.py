@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from phasicrl.envs.replay import EpisodeActions
+from phasicrl.envs.bridge import EpisodeActions
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.01, 0.3, 1.0])

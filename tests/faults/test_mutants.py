@@ -29,7 +29,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("session/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
-    ("envs/replay.py", "self._lengths[ended] = 0", "pass", RESUME),
+    ("envs/bridge.py", "self._lengths[ended] = 0", "pass", RESUME),
     (
         "runs/metrics.py", "self._file.truncate(self.size)", "pass",
         "tests/runs/test_metrics.py",

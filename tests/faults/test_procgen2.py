@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
+from phasicrl.envs.envpool import GAMES
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.procgen import GAMES
 from tests.faults.conftest import Fault
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import PROCGEN, task_families
+from phasicrl.envs.envpool import GAMES, PROCGEN, distributions, task_families
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.procgen import GAMES, distributions
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.spaces import ActionLayout, choices
 from tests.faults.conftest import Fault

@@ -20,7 +20,6 @@ from phasicrl.session import periodic_evaluation
 from phasicrl.session import run as run_module
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import Episodes
-from phasicrl.session.run import Run
 from tests.golden import Image
 from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tiny, tiny_aux
 
@@ -56,18 +55,18 @@ def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three iterations, one every two: after the second and the third."""
-    made, make = [], Run._evaluate
+    made, make = [], periodic_evaluation.make_evaluation_envs
 
-    def watched(run: Run) -> dict[str, float]:
-        with_envs = run._periodic_evaluation._make_envs("unseen")
-        made.append((run.iteration, with_envs.reset(), with_envs.num_envs))
-        with_envs.close()
-        return make(run)
+    def watched(config: Config, *, num_envs: int, seed: int, **options: Any) -> VectorEnv:
+        made.append((num_envs, seed))
+        return make(config, num_envs=num_envs, seed=seed, **options)
 
-    monkeypatch.setattr(Run, "_evaluate", watched)
-    train(replace(evaluated(tmp_path), total_env_steps=96), make_env=Corridor)
-    (first, obs, num_envs), (last, again, _) = made
-    assert (first, last, num_envs) == (2, 3, 3) and torch.equal(obs, again)
+    monkeypatch.setattr(periodic_evaluation, "make_evaluation_envs", watched)
+    run = train(replace(evaluated(tmp_path), total_env_steps=96), make_env=Corridor)
+    rows = [row for row in run.files.metrics() if "evaluation/return" in row]
+    assert [row["iteration"] for row in rows] == [2, 3]
+    (num_envs, seed), again = made
+    assert num_envs == 3 and (num_envs, seed) == again
 
 
 def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, Tensor]]:

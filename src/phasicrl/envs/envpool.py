@@ -39,15 +39,15 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.config import OptionValue
+from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
 from phasicrl.envs.bridge import EnvShare, NumpyStep, NumpyVectorEnv
 from phasicrl.envs.checks import Interface
 from phasicrl.envs.native import ensure_graphics, ensure_qt
@@ -58,6 +58,12 @@ from phasicrl.spaces import as_float32, check_spaces
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""
+
+GAMES = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
+    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+"""Games of Procgen."""
 
 NOT_OPTIONS = {
     "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset",
@@ -263,3 +269,31 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
         if type(value) is int and value <= 0 < fields[key]:  # a segmentation fault in EnvPool
             raise ValueError(f"{name}: env.options has {key} = {value}; expected a number above 0")
     return options
+
+
+def procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, Any]]:
+    """Return EnvPool's id of a game, such as `StarpilotEasy-v0`, and its options.
+
+    Raises:
+        ValueError: a distribution of levels that the game does not have, or options that EnvPool
+            would abort on or misunderstand.
+    """
+    task_id, modes = _task_id(game, config.distribution), distributions(game, task_families())
+    if config.distribution not in modes:
+        what = f"procgen:{game}: env.distribution is {config.distribution}"
+        raise ValueError(f"{what}; expected one of {', '.join(modes)}")
+    options = task_options(task_id, config.options)
+    if config.distribution == "exploration" and (config.num_levels or "start_level" in options):
+        what = f"procgen:{game}: env.distribution is exploration, which is one fixed level"
+        raise ValueError(f"{what}; leave out env.num_levels and start_level of env.options")
+    # The game draws HWC: without another copy, in the layout that convolutions prefer.
+    return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
+
+
+def distributions(game: str, task_ids: Container[str]) -> list[str]:
+    """Return the distributions of levels that a game has among EnvPool's tasks."""
+    return [mode for mode in get_args(ProcgenDistribution) if _task_id(game, mode) in task_ids]
+
+
+def _task_id(game: str, distribution: str) -> str:
+    return f"{game.capitalize()}{distribution.capitalize()}-v0"

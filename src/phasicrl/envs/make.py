@@ -18,7 +18,6 @@ from phasicrl.envs import envpool
 from phasicrl.envs.bridge import EnvShare, NumpyVectorEnv
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
-from phasicrl.envs.procgen import GAMES, procgen_task
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import CustomVectorEnv, MakeVectorEnv
 from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
@@ -72,7 +71,7 @@ def make_envs(
 
 def _make_pool(backend: str, name: str, config: EnvConfig, share: EnvShare) -> NumpyVectorEnv:
     if backend == "procgen":
-        task_id, options = procgen_task(name, config)
+        task_id, options = envpool.procgen_task(name, config)
     else:
         task_id, options = name, envpool.task_options(name, config.options)
     try:
@@ -132,7 +131,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
 
 def _names() -> dict[Backend, Collection[str]]:
     """Return the names of environments of each back end that is installed."""
-    names: dict[Backend, Collection[str]] = {"procgen": GAMES}
+    names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.task_families()
         names["envpool"] = sorted(task for task in families if families[task] != envpool.PROCGEN)

@@ -41,8 +41,7 @@ class ProximalPolicy:
         """Take the weights after a step of the policy into the average."""
         self._total = 1 + self._decay * self._total
         # The policy's network is the first; a value network of its own is not asked.
-        average: list[Tensor] = [*self.agent.networks()[0]]
-        weights: list[Tensor] = [*agent.networks()[0]]
+        average, weights = (list[Tensor](each.networks()[0]) for each in (self.agent, agent))
         torch._foreach_lerp_(average, weights, 1 / self._total)
 
     def reset(self, agent: Agent) -> None:

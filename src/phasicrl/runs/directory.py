@@ -221,7 +221,9 @@ class RunDirectory:
         path = self.path / _WEIGHTS[which]
         if not path.is_file():
             self._check()
-            when = "by evaluations" if which == "best" else "with the first checkpoint"
+            when = "with the first checkpoint and at the end of the run"
+            if which == "best":
+                when = "by the evaluations of a run (evaluation.every_iterations)"
             raise ValueError(f"{self.path} has no {path.name} yet: it is written {when}")
         try:
             with safe_open(path, "pt") as file:

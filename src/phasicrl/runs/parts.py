@@ -12,13 +12,8 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.distributed import World
-from phasicrl.runs.checkpoint import (
-    Part,
-    checkpoints,
-    load_checkpoint,
-    load_part_of,
-    num_processes,
-)
+from phasicrl.runs import checkpoint
+from phasicrl.runs.checkpoint import Part
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.seeding import derive_seed
 
@@ -50,14 +45,16 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
     part, rejected, folder = Part({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
         if world.is_first:
-            part, rejected = load_checkpoint(folder, run=files.card.get("run", ""))
-    path = folder / world.broadcast_object(checkpoints(folder)[-1].name if world.is_first else "")
+            part, rejected = checkpoint.load_checkpoint(folder, run=files.card.get("run", ""))
+    path = folder / world.broadcast_object(files.checkpoints[-1].name if world.is_first else "")
     with world.sync_errors("loading the checkpoint"):
-        saved_by = num_processes(path)
+        saved_by = checkpoint.num_processes(path)
         if saved_by != world.size:
-            part = _redistribute([load_part_of(path, rank=rank) for rank in range(saved_by)], world)
+            part = _redistribute(
+                [checkpoint.load_part_of(path, rank=rank) for rank in range(saved_by)], world
+            )
         elif not world.is_first:
-            part = load_part_of(path, rank=world.rank)
+            part = checkpoint.load_part_of(path, rank=world.rank)
     learner = world.broadcast_object(part.tree["learner"]) | part.tree["learner"]
     return Part(part.tree | {"learner": learner}, part.chunks), rejected, saved_by
 

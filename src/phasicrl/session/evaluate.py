@@ -19,15 +19,9 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.session import evaluation
 from phasicrl.session.bootstrap import bootstrap_interval
 from phasicrl.session.build import make_agent
-from phasicrl.session.evaluation import (
-    levels_in,
-    load_from_lab,
-    make_evaluation_envs,
-    play,
-    refuse_levels,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +110,19 @@ def evaluate(
     files = RunDirectory(Path(run_dir))
     user = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**user, make_encoder=make_encoder)
-    refuse_levels(levels, None if any(user.values()) else config.env)
+    evaluation.refuse_levels(levels, None if any(user.values()) else config.env)
     how: Any = {"episodes": episodes, "seed": seed, "precision": config.compute.policy_precision}
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
-        table = None if file is None else load_from_lab("StepTable")(file)
-        for which, policy in product(levels_in(levels), policies):
-            envs = make_evaluation_envs(
+        table = None if file is None else evaluation.load_from_lab("StepTable")(file)
+        for which, policy in product(evaluation.levels_in(levels), policies):
+            envs = evaluation.make_evaluation_envs(
                 config, num_envs=min(episodes, 16), levels=which, seed=seed, **user
             )
             on_step = None if table is None else partial(table.add, which)
             with closing(envs):
                 agent = load_agent(files, config, envs, make_encoder, weights)
-                played = play(agent, envs, policy=policy, on_step=on_step, **how)
+                played = evaluation.play(agent, envs, policy=policy, on_step=on_step, **how)
             results.append(Evaluation(policy, *played, levels=which))
     if json is not None:
         rows = [result.to_dict() for result in results]

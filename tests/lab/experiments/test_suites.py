@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasicrl.envs.procgen import GAMES
+from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.run_suite import run_suite, suite_curves
 from phasicrl.lab.experiments.suites import SUITES, suite_named

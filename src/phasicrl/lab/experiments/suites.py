@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
-from phasicrl.envs.procgen import GAMES
+from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.experiments.tricks import Arm, arms_with, beside_base, checked, details, rungs
 from phasicrl.presets import PRESETS, get_preset
 
