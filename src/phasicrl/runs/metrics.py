@@ -33,45 +33,22 @@ METRICS: dict[str, str] = {
     "charts/env_restarts": "Environments that were recreated after a fault (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
-    "charts/learned_fraction": (
-        "Share of the steps that were learned from, where `ppo.collect_by` is episodes (0 to 1)."
-    ),
+    "charts/learned_fraction": "Share of steps that `ppo.collect_by` learns from (0 to 1).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
-    "losses/policy_loss": (
-        "Negative surrogate of `ppo.objective`, clipped by `ppo.clip`, without the entropy bonus "
-        "(units of the advantages, normalized as `ppo.advantage_norm` says)."
-    ),
-    "losses/value_loss": (
-        "Half the squared error of the value network against its targets (squared reward units; "
-        "of the targets' variance, if they are normalized)."
-    ),
+    "losses/policy_loss": "Negative surrogate without the entropy bonus (units of advantages).",
+    "losses/value_loss": "Half the squared error of values (units of value heads, squared).",
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL of the new from the rollout policy, k1: mean of −log ratio (nats).",
     "losses/approx_kl": "KL of the new from the rollout policy, k3: ratio − 1 − log ratio (nats).",
-    "losses/epoch_kl": (
-        "KL of the new from the rollout policy (by `ppo.epoch_kl`) after the last policy epoch of "
-        "the iteration, if an option needs it (nats)."
-    ),
+    "losses/epoch_kl": "KL from the rollout policy after the last epoch, if needed (nats).",
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
-    "losses/action_std": (
-        "Mean standard deviation of the normal distributions that continuous actions are drawn "
-        "from (units before `action.squash` and `action.rescale`)."
-    ),
+    "losses/action_std": "Mean deviation of continuous actions (units before a squash).",
     "losses/clipfrac": "Fraction of samples whose ratio is outside the clip range (0 to 1).",
-    "losses/explained_variance": (
-        "Share of the value targets' variance that the rollout's values explain "
-        "(at most 1; 0 is a constant)."
-    ),
+    "losses/explained_variance": "Share of the targets' variance that is explained (at most 1).",
     "losses/aux/kl_loss": "Auxiliary phase: KL from the policy before the phase (nats).",
-    "losses/aux/aux_value_loss": (
-        "Auxiliary phase: half the squared error of the policy network's value head "
-        "(units of `losses/value_loss`)."
-    ),
-    "losses/aux/real_value_loss": (
-        "Auxiliary phase: half the squared error of the value network (units of "
-        "`losses/value_loss`)."
-    ),
+    "losses/aux/aux_value_loss": "Auxiliary phase: `losses/value_loss` of the auxiliary head.",
+    "losses/aux/real_value_loss": "Auxiliary phase: `losses/value_loss` of the value head.",
     "gradients/policy_norm": "Global norm of the gradient in policy passes, unclipped (no unit).",
     "gradients/value_norm": "Global norm of the gradient in value passes, unclipped (no unit).",
     "gradients/aux_norm": "Auxiliary phase: global norm of the gradient, unclipped (no unit).",
@@ -85,19 +62,11 @@ METRICS: dict[str, str] = {
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
     "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
-    "observations/clipped_fraction": (
-        "Fraction of the normalized observed numbers that were clipped, about 30 times in a run "
-        "(0 to 1)."
-    ),
-    "network/dormant_fraction": (
-        "Share of the policy network's features whose mean size is at most 0.025 of the mean "
-        "feature's, about 30 times in a run (0 to 1)."
-    ),
+    "observations/clipped_fraction": "Fraction of observed numbers that were clipped (0 to 1).",
+    "network/dormant_fraction": "Share of features below 0.025 times the mean size (0 to 1).",
     "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
     "evaluation/length": "Mean length of these episodes (environment steps).",
-    "evaluation/train_return": (
-        "With `evaluation.levels both`: mean return on training levels (reward units)."
-    ),
+    "evaluation/train_return": "Mean return on training levels of Procgen (reward units).",
     "evaluation/gap": "`evaluation/train_return` minus `evaluation/return` (reward units).",
     "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
 }
