@@ -434,7 +434,8 @@ def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_pa
     raw = rollout.value.clone()  # the heads' outputs: nothing is normalized yet
     with patch.object(phases, "_shuffled_minibatches", lambda *_, **__: iter(())):
         policy_phase(run.learner, rollout, on_stage=lambda _: seen.append(rollout.value.clone()))
-    assert (norm := run.agent.value_normalizer) is not None
+    norm = run.agent.value_normalizer
+    assert norm is not None
     mean, std = norm.mean.double(), norm.std.double()
     torch.testing.assert_close(seen[0], (raw * std + mean).float())
     assert not torch.allclose(seen[0], raw)

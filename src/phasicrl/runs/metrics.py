@@ -47,7 +47,7 @@ METRICS: dict[str, str] = {
     "losses/clipfrac": "Fraction of samples whose ratio is outside the clip range (0 to 1).",
     "losses/explained_variance": "Share of the targets' variance that is explained (at most 1).",
     "losses/aux/kl_loss": "Auxiliary phase: KL from the policy before the phase (nats).",
-    "losses/aux/aux_value_loss": "Auxiliary phase: `losses/value_loss` of its head (same units).",
+    "losses/aux/aux_value_loss": "`losses/value_loss` of the auxiliary head (same units).",
     "losses/aux/real_value_loss": "Auxiliary phase: `losses/value_loss` (same units).",
     "gradients/policy_norm": "Global norm of the gradient in policy passes, unclipped (no unit).",
     "gradients/value_norm": "Global norm of the gradient in value passes, unclipped (no unit).",
