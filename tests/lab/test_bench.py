@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl import algorithm, cli
 from phasicrl.config import ModelConfig
 from phasicrl.host.provenance import commit
 from phasicrl.lab import bench
 from phasicrl.lab.bench import measure
+from phasicrl.session.build import start_run
 from tests.helpers import corridor, tiny, tiny_aux
 
 
@@ -104,33 +104,17 @@ def test_a_trace_has_an_auxiliary_phase_where_some_are_skipped(
 ) -> None:
     """After every second phase, the trace covers two."""
     phases: list[int] = []
-    plain, record = algorithm.auxiliary_phase, bench._write_trace
+    plain = algorithm.auxiliary_phase
 
     def count(learner: Any, *args: Any, **more: Any) -> Any:
         phases.append(learner.iteration)
         return plain(learner, *args, **more)
 
-    def trace(run: Any, path: Path) -> str:
-        phases.clear()
-        return record(run, path)
-
     monkeypatch.setattr(algorithm, "auxiliary_phase", count)
-    monkeypatch.setattr(bench, "_write_trace", trace)
-    config = tiny(tmp_path, aux=tiny_aux(every=2, run_every=2))
-    measure(config, seconds=0.01, make_env=corridor, trace=tmp_path / "trace.json")
+    config = tiny(tmp_path, aux=tiny_aux(every=2, run_every=2), total_env_steps=1024)
+    with start_run(config, make_env=corridor) as run:
+        bench._write_trace(run, tmp_path / "trace.json")
     assert len(phases) == 1 and (tmp_path / "trace.json").is_file()
-
-
-def test_a_vector_environment_of_ones_own_is_measured(tmp_path: Path) -> None:
-    made: list[int] = []
-
-    def make(num_envs: int) -> SyncVectorEnv:
-        made.append(num_envs)
-        return SyncVectorEnv([corridor] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-
-    config = tiny(tmp_path)
-    assert measure(config, seconds=0.01, make_vector_env=make).rate("rollout") > 0
-    assert made == [config.env.num_envs]
 
 
 @pytest.mark.long

@@ -11,25 +11,19 @@ import math
 import resource
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from phasicrl import Config
 from phasicrl.algorithm import learn
-from phasicrl.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from phasicrl.config_io import to_tree
-from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.execution.plan import Phase
-from phasicrl.host.machine import describe
-from phasicrl.host.provenance import commit
-from phasicrl.learner import Record
-from phasicrl.rollout import PolicySamples
-from phasicrl.session.build import EnvFactory, start_run
+from phasicrl.session.build import UserObjects, start_run
 from phasicrl.session.run import Run
 
 _SECONDS = 0.3
@@ -98,8 +92,8 @@ class Report:
 
 
 def measure(
-    config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None,
-    make_vector_env: MakeVectorEnv | None = None, trace: Path | None = None,
+    config: Config, *, seconds: float = 30.0, trace: Path | None = None,
+    **user_objects: Unpack[UserObjects],
 ) -> Report:  # fmt: skip
     """Measure how fast this machine trains, and where the time goes.
 
@@ -110,10 +104,9 @@ def measure(
         config: run to measure; its budget, displays, checkpoints and evaluations are ignored.
         seconds: Duration of the measurement after a warm-up; at least three iterations (with PPG
             phases).
-        make_env: environment of your own, as for `train`.
-        make_vector_env: vector environment of your own, as for `train`.
         trace: File for every kernel up to the end of one more auxiliary phase, if there is one;
             chrome://tracing and ui.perfetto.dev show it.
+        user_objects: as for `train`.
 
     Raises:
         ValueError: `seconds` is not positive and finite, or a configuration that cannot work here.
@@ -124,13 +117,14 @@ def measure(
     config = _shorten(config, notes.append)
     with tempfile.TemporaryDirectory() as folder:
         endless = config.with_updates({"output_dir": folder, "total_env_steps": 10**12})
-        with start_run(endless, make_env=make_env, make_vector_env=make_vector_env) as run:
+        with start_run(endless, **user_objects) as run:
             run.executor.log = notes.append
             rates, split = _whole_loop(run, seconds)
             limit, passes, flops = _networks(run)
             if trace is not None:
                 notes.append(_write_trace(run, trace))
-            machine = {**describe(), "commit": commit(), **dataclasses.asdict(run.executor.plan)}
+            card = run.files.card
+            machine = card["machine"] | card["versions"] | card["plan"] | {"commit": card["commit"]}
             if run.executor.plan.on_gpu:
                 machine["device"] = torch.cuda.get_device_name(run.executor.device)
             return Report(
@@ -144,12 +138,12 @@ def measure(
 
 def _shorten(config: Config, say: Callable[[str], None]) -> Config:
     """Return the configuration with short phases, and without what is not measured."""
+    default, aux = Config(), config.aux
     changes: dict[str, Any] = {
-        "log": LogConfig(console="off", tensorboard=False),
-        "checkpoint": CheckpointConfig(every_minutes=None),
-        "evaluation": EvaluationConfig(),
+        "log": replace(default.log, console="off", tensorboard=False),
+        "checkpoint": replace(default.checkpoint, every_minutes=None),
+        "evaluation": default.evaluation,
     }
-    aux = config.aux
     if config.has_auxiliary_phase:
         # The fewest iterations that pass as often over each step as the whole phase does.
         used = aux.iterations_per_epoch
@@ -165,10 +159,10 @@ def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]
     """Train whole periods; return the rates of the loop and its halves, and the split of time."""
     length, parts = run.config.period, ("rollout", "policy", "value", "auxiliary")
     spent: list[list[float]] = []  # seconds of each period: in total, and of each part
-    iterations: list[Record] = []
+    iterations: list[Mapping[str, float]] = []
     started = begun = perf_counter()
 
-    def note(_: Run, record: Record) -> Literal["stop"] | None:
+    def note(_: Run, record: Mapping[str, float]) -> Literal["stop"] | None:
         nonlocal started, begun
         iterations.append(record)
         if len(iterations) < length:
@@ -181,10 +175,8 @@ def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]
         return "stop" if len(spent) >= 4 and now - begun >= seconds else None
 
     learn(run, note)
-    steps, whole, rollout, *updates = (
-        run.config.batch_size * length,
-        *zip(*spent[1:], strict=True),
-    )
+    steps = run.config.batch_size * length
+    whole, rollout, *updates = zip(*spent[1:], strict=True)
     shares = [sum(times) / sum(whole) for times in (rollout, *updates)]
     split = {part: share for part, share in zip(parts, shares, strict=True) if share}
     rates = [
@@ -209,10 +201,11 @@ def _write_trace(run: Run, path: Path) -> str:
 class _Pass(NamedTuple):
     """A kind of pass through the networks, and its number for each observation."""
 
-    kind: str
-    backward: bool
-    phase: Phase
-    times: float
+    policy: bool
+    value: bool
+    backward: bool = True
+    phase: Literal["policy", "aux"] = "policy"
+    times: float = 1.0
 
 
 def _passes(run: Run) -> list[_Pass]:
@@ -220,12 +213,12 @@ def _passes(run: Run) -> list[_Pass]:
 
     Further passes without gradients, such as those that measure divergences, are left out.
     """
-    names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in run.config.ppo.epoch_schedule]
-    passes.append(_Pass("policy and value", False, "policy", 1.0))  # acting
-    if run.config.has_auxiliary_phase:
-        passes.append(_Pass("policy and value", True, "aux", run.config.aux_passes))
-    return passes
+    acting = _Pass(True, True, backward=False)
+    auxiliary = _Pass(True, True, phase="aux", times=run.config.aux_passes)
+    return [
+        *(_Pass(*kind) for kind in run.config.ppo.epoch_schedule), acting,
+        *[auxiliary] * run.config.has_auxiliary_phase,
+    ]  # fmt: skip
 
 
 def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
@@ -241,13 +234,13 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     passes = _passes(run)
     pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
 
-    def call(each: _Pass, piece: PolicySamples) -> None:
+    def call(each: _Pass, piece: Any) -> None:
         inputs = (piece.obs, piece.first, piece.state)
         precision = run.executor.precision(each.phase)
         with torch.set_grad_enabled(each.backward):
-            if each.kind == "value":
+            if not each.policy:
                 outputs = [agent.value(*inputs, precision=precision)]
-            elif each.kind == "policy":
+            elif not each.value:
                 policy, _ = agent.policy(*inputs, piece.action_mask, precision=precision)
                 outputs = [policy.dist_params]
             else:
@@ -264,7 +257,7 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
             call(each, piece)
         flops += each.times * counter.get_total_flops() / piece.first.numel()
 
-    def seconds_of(each: _Pass, piece: PolicySamples) -> float:
+    def seconds_of(each: _Pass, piece: Any) -> float:
         run.executor.wait()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _SECONDS or not calls:

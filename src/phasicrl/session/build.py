@@ -48,12 +48,17 @@ from phasicrl.spaces import is_image, leaves
 EnvFactory = Callable[[], gym.Env]
 
 
-class UserObjects(TypedDict, total=False):
-    """Objects of the user, see `phasicrl.train`."""
+class EvaluationObjects(TypedDict, total=False):
+    """Objects of the user that a trained agent needs, see `phasicrl.train`."""
 
     make_env: EnvFactory | None
     make_vector_env: MakeVectorEnv | None
     make_encoder: EncoderFactory | None
+
+
+class UserObjects(EvaluationObjects, total=False):
+    """Objects of the user, see `phasicrl.train`."""
+
     mask_actions: MaskFunction | None
 
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+<<<<<<< HEAD
 from typing import Any
+=======
+from typing import Any, Self, Unpack
+>>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
 
-import gymnasium as gym
 import numpy as np
 
 from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session import evaluation
 from phasicrl.session.bootstrap import bootstrap_interval
+<<<<<<< HEAD
 from phasicrl.session.build import make_agent
+=======
+from phasicrl.session.build import EvaluationObjects, make_agent
+from phasicrl.session.evaluation import (
+    levels_in,
+    load_from_lab,
+    make_evaluation_envs,
+    play,
+    refuse_levels,
+)
+>>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,69 @@ def generalization_gaps(results: Sequence[Evaluation]) -> dict[PolicyKind, float
     }
 
 
+@dataclass(frozen=True, slots=True)
+class SavedAgent:
+    """The agent in a run directory, and the environments that it was trained in.
+
+    Attributes:
+        files: run directory.
+        config: configuration of the run.
+        env_objects: the user's `make_env` and `make_vector_env`, or None.
+        make_encoder: the user's, or None.
+    """
+
+    files: RunDirectory
+    config: Config
+    env_objects: Mapping[str, Any]
+    make_encoder: EncoderFactory | None
+
+    @classmethod
+    def open(
+        cls, run_dir: Path | str, levels: EvaluatedLevels = "unseen",
+        **user_objects: Unpack[EvaluationObjects],
+    ) -> Self:  # fmt: skip
+        """Open a run.
+
+        Args:
+            run_dir: run directory.
+            levels: levels to be played, see `refuse_levels`.
+            user_objects: see `evaluate`.
+
+        Raises:
+            ValueError: not a run directory, the user's environment is missing, or no such levels.
+        """
+        files = RunDirectory(Path(run_dir))
+        objects: dict[str, Any] = {"make_env": None, "make_vector_env": None, **user_objects}
+        make_encoder = objects.pop("make_encoder", None)
+        config = files.config_for(**objects)
+        refuse_levels(levels, None if any(objects.values()) else config.env)
+        return cls(files, config, objects, make_encoder)
+
+    def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
+        """Make environments for evaluation, see `make_evaluation_envs`."""
+        return make_evaluation_envs(
+            self.config, num_envs=num_envs, levels=levels, seed=seed, **self.env_objects
+        )
+
+    def load(self, envs: VectorEnv, which: WeightsKind = "last") -> Agent:
+        """Load the agent with its last weights, or its best.
+
+        Raises:
+            ValueError: the user's encoder is missing, there are no weights yet, or they do not fit
+                the network.
+        """
+        self.files.config_for(make_encoder=self.make_encoder)
+        agent = make_agent(self.config, envs, make_encoder=self.make_encoder)
+        try:
+            agent.load_state_dict(self.files.weights(which))
+        except RuntimeError as error:
+            raise ValueError(
+                f"the weights in {self.files.path} do not fit the network of config.json "
+                f"(a network of your own needs make_encoder): {error}"
+            ) from None
+        return agent.eval()
+
+
 def evaluate(
     run_dir: Path | str,
     *,
@@ -77,12 +153,10 @@ def evaluate(
     policies: Sequence[PolicyKind] = ("greedy", "sampled"),
     levels: EvaluatedLevels = "unseen",
     seed: int = 0,
-    make_env: Callable[[], gym.Env] | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
-    make_encoder: EncoderFactory | None = None,
     weights: WeightsKind = "last",
     steps_file: Path | None = None,
     json: Path | None = None,
+    **user_objects: Unpack[EvaluationObjects],
 ) -> list[Evaluation]:
     """Evaluate an agent on episodes that it has not trained on.
 
@@ -95,18 +169,17 @@ def evaluate(
         policies: Ways of choosing actions, one after the other.
         levels: Procgen: the full distribution of levels, those of the training, or both.
         seed: Seed of environments and sampled actions.
-        make_env: as for `train`.
-        make_vector_env: as for `train`.
-        make_encoder: as for `train`.
         weights: The last weights, or the best by the evaluations of the run.
         steps_file: CSV file for every step (`phasicrl.lab.film.recorder`).
         json: JSON file for the results.
+        user_objects: `make_env`, `make_vector_env` and `make_encoder`, as for `train`.
 
     Raises:
         ValueError: not a run directory, no weights yet, or levels where all are of one kind.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
+<<<<<<< HEAD
     files = RunDirectory(Path(run_dir))
     user = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**user, make_encoder=make_encoder)
@@ -123,32 +196,26 @@ def evaluate(
             with closing(envs):
                 agent = load_agent(files, config, envs, make_encoder, weights)
                 played = evaluation.play(agent, envs, policy=policy, on_step=on_step, **how)
+=======
+    saved = SavedAgent.open(run_dir, levels, **user_objects)
+    results = []
+    with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
+        table = None if file is None else load_from_lab("StepTable")(file)
+        for which, policy in product(levels_in(levels), policies):
+            with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
+                played = play(
+                    saved.load(envs, weights),
+                    envs,
+                    episodes=episodes,
+                    policy=policy,
+                    seed=seed,
+                    on_step=None if table is None else partial(table.add, which),
+                    precision=saved.config.compute.policy_precision,
+                )
+>>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
             results.append(Evaluation(policy, *played, levels=which))
     if json is not None:
         rows = [result.to_dict() for result in results]
         gaps = generalization_gaps(results)
         write_json(json, {"run": str(run_dir), "results": rows, "gap": gaps})
     return results
-
-
-def load_agent(
-    files: RunDirectory,
-    config: Config,
-    envs: VectorEnv,
-    make_encoder: EncoderFactory | None,
-    which: WeightsKind = "last",
-) -> Agent:
-    """Load the agent of a run with its last weights, or its best.
-
-    Raises:
-        ValueError: there are no weights yet, or they do not fit the network.
-    """
-    agent = make_agent(config, envs, make_encoder=make_encoder)
-    try:
-        agent.load_state_dict(files.weights(which))
-    except RuntimeError as error:
-        raise ValueError(
-            f"the weights in {files.path} do not fit the network of config.json "
-            f"(a network of your own needs make_encoder): {error}"
-        ) from None
-    return agent.eval()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from phasicrl.config import Config, Levels, Precision
+from phasicrl.config import Config, Levels
 from phasicrl.distributed import World
 from phasicrl.learner import Record
 from phasicrl.models.agent import Agent
@@ -64,17 +64,16 @@ class PeriodicEvaluation:
         is_over = env_steps >= self._config.budget
         return every is not None and (iteration % every == 0 or is_over)
 
-    def play(self, agent: Agent, env_steps: int, precision: Precision) -> Record:
+    def play(self, agent: Agent, env_steps: int) -> Record:
         """Run the episodes on the requested levels and return their means.
 
         Args:
             agent: a copy on the CPU.
             env_steps: environment steps of the run so far.
-            precision: precision of the encoders.
         """
         kinds = levels_in(self._config.evaluation.levels)
         with self._world.sync_errors("an evaluation"):
-            played = [self._play_on(levels, agent, precision) for levels in kinds]
+            played = [self._play_on(levels, agent) for levels in kinds]
         of_all, *of_all_trained = zip(*self._world.all_gather_object(played), strict=True)
         mean_return, mean_length = mean_episode(of_all)
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
@@ -83,10 +82,10 @@ class PeriodicEvaluation:
             record["evaluation/train_return"] = train_return
             record["evaluation/gap"] = train_return - mean_return
         if self._recorder is not None:
-            self._recorder.write(agent, env_steps, precision)
+            self._recorder.write(agent, env_steps)
         return record
 
-    def _play_on(self, levels: Levels, agent: Agent, precision: Precision) -> Episodes:
+    def _play_on(self, levels: Levels, agent: Agent) -> Episodes:
         """Run this process's episodes; the first levels are recorded."""
         evaluation, seed = self._config.evaluation, self._config.seed
         recorder = self._recorder if levels == levels_in(evaluation.levels)[0] else None
@@ -103,6 +102,10 @@ class PeriodicEvaluation:
         with closing(envs):
             return play(
                 agent, envs, episodes=self._episodes, policy=evaluation.policy,
+<<<<<<< HEAD
                 seed=seed, precision=precision,
+=======
+                seed=self._config.seed, precision=self._config.compute.policy_precision,
+>>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
                 on_step=None if recorder is None else recorder.on_step,
             )  # fmt: skip

@@ -157,9 +157,7 @@ class Run:
         self.stage("evaluation")
         start = time.perf_counter()
         agent = copy.deepcopy(self.agent).cpu().eval()
-        record = self._periodic_evaluation.play(
-            agent, self.env_steps, self.executor.precision("policy")
-        )
+        record = self._periodic_evaluation.play(agent, self.env_steps)
         if self._best_return is None or record["evaluation/return"] > self._best_return:
             try:
                 if self.world.is_first:

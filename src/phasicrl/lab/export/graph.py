@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
 from phasicrl.session.evaluation import AgentInput
-from phasicrl.spaces import KeyPath, ObservationLayout, assembled, at_path, format_path
+from phasicrl.spaces import ObservationLayout, assembled, at_path, format_path
 
 
 class PolicyGraph(nn.Module):
@@ -36,7 +36,7 @@ class PolicyGraph(nn.Module):
         super().__init__()
         self.agent, self.has_masks = agent, has_masks
         self.has_memory = agent.state_size > 0
-        self._paths: list[KeyPath] = [leaf.path for leaf in agent.reader.layout.leaves]
+        self._paths = [leaf.path for leaf in agent.reader.layout.leaves]
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ def named_inputs(layout: ObservationLayout, seen: AgentInput) -> dict[str, Tenso
     return named if seen.action_mask is None else named | {"action_mask": seen.action_mask}
 
 
-def _name(path: KeyPath) -> str:
+def _name(path: tuple[str | int, ...]) -> str:
     """Return the name of the input for a part of an observation."""
     return f"obs/{format_path(path)}" if path else "obs"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.export.package import FILES, HASHES_FILE, check_package
@@ -30,10 +29,10 @@ def push(
         The names of the files that were uploaded, or would be.
 
     Raises:
-        ValueError: not a package, one that was changed, or not a repository's name.
+        ValueError: not a package, or one that was changed.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = _hub(repository)
+    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")
     names = [*check_package(package), HASHES_FILE]
     if not dry_run:
         api = hub.HfApi()
@@ -61,7 +60,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         ValueError: the folder already exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = _hub(repository)
+    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
         raise ValueError(f"output {output} already exists; remove it or choose another")
@@ -72,17 +71,10 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
             repository, revision=revision, local_dir=str(fetched),
             allow_patterns=[*FILES, HASHES_FILE],
         )  # fmt: skip
-        shutil.rmtree(fetched / ".cache", ignore_errors=True)  # of the client
+        shutil.rmtree(fetched / ".cache")  # of the client
         try:
             check_package(fetched)
         except ValueError as error:
             raise ValueError(f"{repository}: {error}") from None
         fetched.rename(output)
     return output
-
-
-def _hub(repository: str) -> Any:
-    """Return the client's module, for a valid name of a repository."""
-    if len([part for part in repository.split("/") if part]) != 2 or repository.count("/") != 1:
-        raise ValueError(f"repository is {repository!r}; expected OWNER/NAME")
-    return optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")

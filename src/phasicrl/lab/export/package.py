@@ -6,46 +6,43 @@ readers and a list of hashes. It can be used wherever a run directory is only re
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
+<<<<<<< HEAD
 import gymnasium as gym
 
 from phasicrl.config import Config
 from phasicrl.config_io import read_text, write_json
 from phasicrl.envs.vector import MakeVectorEnv
+=======
+from phasicrl import Config, evaluate
+from phasicrl.config_io import read_text
+>>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
 from phasicrl.lab.analysis.curves import Task, task_of
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
-from phasicrl.models.agent import EncoderFactory
-from phasicrl.runs.checkpoint import digest_of_file
-from phasicrl.runs.directory import (
-    CARD_FILE,
-    CONFIG_FILE,
-    METRICS_FILE,
-    WEIGHTS_FILE,
-    RunDirectory,
-    WeightsKind,
-)  # fmt: skip
-from phasicrl.session.evaluate import Evaluation, evaluate
+from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.session.build import EvaluationObjects
+from phasicrl.session.evaluate import Evaluation, SavedAgent
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
-NEEDED = (CONFIG_FILE, CARD_FILE, WEIGHTS_FILE, EVALUATION_FILE, PAGE_FILE)
-EVENTS_FILE = "training.tfevents"
+NEEDED = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)
+METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "training.tfevents"
 FILES = (*NEEDED, METRICS_FILE, EVENTS_FILE, "policy.onnx")
 """Files that a package may hold, beside the list of their hashes."""
 _OF_CARD = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
 """Published entries of the card, without the command, which has folders of its machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
+class Package(NamedTuple):
     """A package that was written.
 
     Attributes:
@@ -60,8 +57,7 @@ class Package:
 def release(
     runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
     weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False,
-    make_env: Callable[[], gym.Env] | None = None, make_vector_env: MakeVectorEnv | None = None,
-    make_encoder: EncoderFactory | None = None,
+    **user_objects: Unpack[EvaluationObjects],
 ) -> list[Package]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
 
@@ -72,31 +68,33 @@ def release(
         weights: The last weights, or the best by the evaluations of the run.
         episodes: Episodes of the evaluation, for each way of choosing actions.
         onnx: Add `policy.onnx`, which other tools can run.
-        make_env: environment of a run on your own environment.
-        make_vector_env: vector environment of a run on your own vector environment.
-        make_encoder: encoder of a run with your own network.
+        user_objects: as for `evaluate`.
 
     Raises:
         ValueError: not a run directory, no weights yet, or an output folder that already exists.
     """
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")
-    own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder}
-    folders: dict[Path, tuple[RunDirectory, Config]] = {}
-    for run in _best_of_each(runs) if best else [RunDirectory(Path(run)) for run in runs]:
-        config = run.config_for(**own)
+    folders: dict[Path, SavedAgent] = {}
+    for run in _best_of_each(runs) if best else runs:
+        saved = SavedAgent.open(run, **user_objects)
+        config = saved.config
         env = config.env.id.rpartition(":")[2].replace("/", "-")
         path = output / f"{config.name}-{env}-s{config.seed}"
         if path.exists() or path in folders:
             raise ValueError(f"output {path} already exists; remove it or choose another")
-        folders[path] = run, config
+        folders[path] = saved
     packages = []
-    for path, (run, config) in folders.items():
+    for path, saved in folders.items():
         partial = path.with_name(f".{path.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            found = _write(partial, run, config, weights, episodes, onnx, own)
+            _copy_agent(saved, weights, partial)
+            found = evaluate(partial, episodes=episodes, **user_objects)
+            if onnx:
+                export_policy(partial, **user_objects)
+            _write_pages(partial, found)
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +102,7 @@ def release(
     return packages
 
 
-def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
+def _best_of_each(runs: Sequence[Path]) -> list[Path]:
     """Choose for each task the run that ended with the highest return."""
     best: dict[Task, tuple[float, RunDirectory]] = {}
     for run in map(RunDirectory, map(Path, runs)):
@@ -113,26 +111,23 @@ def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
         task = task_of(run.env_id, run.config)
         if task not in best or last > best[task][0]:
             best[task] = last, run
-    return [run for _, run in best.values()]
+    return [run.path for _, run in best.values()]
 
 
-def _write(
-    folder: Path, run: RunDirectory, config: Config, weights: WeightsKind, episodes: int,
-    onnx: bool, own: dict[str, Any],
-) -> Sequence[Evaluation]:  # fmt: skip
-    """Write the files of a package; returns the evaluations of its agent."""
-    files, card = RunDirectory(folder), run.card
-    public = replace(config, output_dir="runs", init_from=None)
-    files.write_config(public)
-    tensors, env_steps = run.weights(weights), run.steps_of_weights(weights)
-    kept = {name: card[name] for name in _OF_CARD if name in card}
+def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
+    """Write configuration, card, weights and metrics of a run."""
+    run, files = saved.files, RunDirectory(folder)
+    files.write_config(replace(saved.config, output_dir="runs", init_from=None))
+    env_steps = run.steps_of_weights(weights)
+    kept = {name: value for name, value in run.card.items() if name in _OF_CARD}
     files.write_card(kept | {"env_steps": env_steps})
-    files.save_weights(tensors, env_steps=env_steps)
+    files.save_weights(run.weights(weights), env_steps=env_steps)
     if (run.path / METRICS_FILE).is_file():
         shutil.copyfile(run.path / METRICS_FILE, folder / METRICS_FILE)
     # A resumed run has several files, named after its machine; their records can be joined.
     if events := sorted(run.path.glob("events.out.tfevents.*")):
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
+<<<<<<< HEAD
     found = evaluate(folder, episodes=episodes, **own)
     write_json(folder / EVALUATION_FILE, {
         "episodes": episodes, "seed": 0,
@@ -141,10 +136,24 @@ def _write(
     if onnx:
         export_policy(folder, **own)
     (folder / PAGE_FILE).write_text(page(public, files.card, found), encoding="utf-8")
+=======
+
+
+def _write_pages(folder: Path, found: Sequence[Evaluation]) -> None:
+    """Write the evaluation, the page for readers and the list of hashes."""
+    files = RunDirectory(folder)
+    results = [each.to_dict() | {"returns": each.returns} for each in found]
+    about = {"episodes": len(found[0].returns), "seed": 0, "results": results}
+    files.write_json(EVALUATION_FILE, about)
+    (folder / PAGE_FILE).write_text(page(files.config, files.card, found), encoding="utf-8")
+>>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
     names = [name for name in FILES if (folder / name).is_file()]
-    hashes = "".join(f"{digest_of_file(folder / name)}  {name}\n" for name in names)
+    hashes = "".join(f"{_digest(folder / name)}  {name}\n" for name in names)
     (folder / HASHES_FILE).write_text(hashes)
-    return found
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def check_package(path: Path) -> list[str]:
@@ -164,7 +173,7 @@ def check_package(path: Path) -> list[str]:
         raise ValueError(f"{path} has other files than it lists: {', '.join(others)}")
     for name, digest in listed.items():
         file = path / name
-        if file.is_symlink() or not file.is_file() or digest_of_file(file) != digest:
+        if file.is_symlink() or not file.is_file() or _digest(file) != digest:
             raise ValueError(f"{file} was changed: its SHA-256 differs from the listed one")
     return list(listed)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -20,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.config import Config, Levels, PolicyKind, Precision
+from phasicrl import Config
+from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.gymnasium import get_make_options
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
@@ -31,7 +31,7 @@ from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.encoders import image_shape
 from phasicrl.session.evaluation import AgentInput, Episodes, make_evaluation_envs, play
 
-MakeEnv = Callable[[], gym.Env]
+MakeEnvs = Callable[..., VectorEnv]
 ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From observations, and where an episode has just ended, `[B]`, to images `[B, H, W, 3]`."""
 
@@ -40,8 +40,7 @@ ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def film_episodes(
     load: Callable[[VectorEnv], Agent], config: Config, output: Path, *, num_envs: int = 1,
     episodes: int = 1, policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0,
-    fps: int = 15, size: int = 512, overlay: bool = False, precision: Precision = "fp32",
-    **own: Any,
+    fps: int = 15, size: int = 512, overlay: bool = False, **own: Any,
 ) -> Episodes:  # fmt: skip
     """Film evaluation episodes.
 
@@ -57,7 +56,6 @@ def film_episodes(
         fps: images per second.
         size: minimum height and width in pixels.
         overlay: whether return, value and policy are shown under each image.
-        precision: precision of the encoders.
         own: `make_env` or `make_vector_env`, see `evaluate`.
 
     Raises:
@@ -92,7 +90,8 @@ def film_episodes(
 
         return play(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=on_choice, on_step=on_step, on_last=on_last, precision=precision,
+            on_choice=on_choice, on_step=on_step, on_last=on_last,
+            precision=config.compute.policy_precision,
         )  # fmt: skip
 
 
@@ -158,9 +157,7 @@ class _Drawn:
         return self._reset(**given)
 
 
-def _open(
-    config: Config, make_envs: Callable[..., VectorEnv], **own: Any
-) -> tuple[VectorEnv, ImageOf]:
+def _open(config: Config, make_envs: MakeEnvs, **own: Any) -> tuple[VectorEnv, ImageOf]:
     """Make environments, and a function that returns their images.
 
     Images are the observations, else the environment's `render()`. A vector environment that resets
@@ -198,11 +195,7 @@ def _open(
 
 
 def _make_drawn(
-    config: Config,
-    name: str,
-    make_envs: Callable[..., VectorEnv],
-    make_env: MakeEnv | None,
-    drawn: list[_Drawn],
+    config: Config, name: str, make_envs: MakeEnvs, make_env: Any, drawn: list[_Drawn]
 ) -> VectorEnv:
     """Make Gymnasium's environments of the same name, which can be drawn."""
     options: dict[str, Any] = {}
@@ -211,8 +204,6 @@ def _make_drawn(
     is_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
     if is_mujoco:  # a fixed camera would lose a runner
         options["camera_name"] = "track"
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame without a screen
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     camera_of = functools.cache(RayCamera)  # can be made after the first reset only
 
     def draw(env: gym.Env[Any, Any]) -> Any:
@@ -257,11 +248,10 @@ def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray
         nonlocal stream
         large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
-            settings = {"codec": "libx264", "output_params": ["-movflags", "+faststart"]}
-            height, width, _ = large.shape
             stream = imageio_ffmpeg.write_frames(
-                str(path), (width, height), fps=fps, macro_block_size=2, **settings
-            )
+                str(path), large.shape[1::-1], fps=fps, macro_block_size=2,
+                output_params=["-movflags", "+faststart"],
+            )  # fmt: skip
             stream.send(None)
         stream.send(large)
 

@@ -13,7 +13,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from phasicrl.config import Config, Levels, PolicyKind, Precision
+from phasicrl import Config
+from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.protocol import TimeStep
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.models.agent import Agent
@@ -21,7 +22,7 @@ from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
-from phasicrl.session.evaluation import EpisodeTracker, levels_in
+from phasicrl.session.evaluation import EpisodeTracker
 
 
 class StepTable:
@@ -103,7 +104,7 @@ class Recorder:
     def __init__(self, config: Config, files: RunDirectory, log: MetricsLog, **own: Any) -> None:
         self._config, self._files, self._log, self._own = config, files, log, own
         self._films = config.evaluation.film
-        self._levels: Levels = levels_in(config.evaluation.levels)[0]
+        self._levels: Levels = "train" if config.evaluation.levels == "train" else "unseen"
         self._table: StepTable | None = None
 
     def on_step(self, *step: Any) -> None:
@@ -115,13 +116,12 @@ class Recorder:
             self._table = StepTable(self._text, only_first=True)
         self._table.add(self._levels, *step)
 
-    def write(self, agent: Agent, env_steps: int, precision: Precision) -> None:
+    def write(self, agent: Agent, env_steps: int) -> None:
         """Write the table and the film of an evaluation; a failure is a warning.
 
         Args:
             agent: evaluated agent, on the CPU.
             env_steps: environment steps of the run so far.
-            precision: precision of the encoders.
         """
         evaluation = self._config.evaluation
         if self._table is not None:
@@ -140,7 +140,7 @@ class Recorder:
             film_episodes(
                 lambda _: agent, self._config, output,
                 policy=evaluation.policy, levels=self._levels, overlay=evaluation.overlay,
-                seed=derive_seed(self._config.seed, "validation"), precision=precision, **self._own,
+                seed=derive_seed(self._config.seed, "validation"), **self._own,
             )  # fmt: skip
         except Exception as error:  # the environment's renderer may raise any error
             self._films = isinstance(error, OSError)  # a full disk may have room later

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-
-import gymnasium as gym
+from typing import Unpack
 
 from phasicrl.config import Levels, PolicyKind
-from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.lab.film.filming import film_episodes
-from phasicrl.models.agent import EncoderFactory
-from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.session.evaluate import Evaluation, load_agent
-from phasicrl.session.evaluation import refuse_levels
+from phasicrl.runs.directory import WeightsKind
+from phasicrl.session.build import EvaluationObjects
+from phasicrl.session.evaluate import Evaluation, SavedAgent
 
 
 def film(
     run_dir: Path | str, *, output: Path | None = None, num_envs: int = 1, episodes: int = 3,
     policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0, fps: int = 15,
-    size: int = 512, overlay: bool = False, make_env: Callable[[], gym.Env] | None = None,
-    make_vector_env: MakeVectorEnv | None = None, make_encoder: EncoderFactory | None = None,
-    weights: WeightsKind = "last",
+    size: int = 512, overlay: bool = False, weights: WeightsKind = "last",
+    **user_objects: Unpack[EvaluationObjects],
 ) -> tuple[Path, Evaluation]:  # fmt: skip
     """Film the agent of a run.
 
@@ -38,10 +33,8 @@ def film(
         fps: Images a second.
         size: Minimum height and width in pixels; images are enlarged by whole factors.
         overlay: Show the return so far, the value and the policy under each image.
-        make_env: environment of a run on your own environment.
-        make_vector_env: vector environment of a run on your own vector environment.
-        make_encoder: encoder of a run with your own network.
         weights: The last weights, or the best by the evaluations of the run.
+        user_objects: as for `evaluate`.
 
     Returns:
         The file, and the episodes it shows.
@@ -59,15 +52,12 @@ def film(
     for name, (value, low, high) in limits.items():
         if not low <= value <= high:
             raise ValueError(f"{name} is {value:,}; expected {low} to {high:,}")
-    files = RunDirectory(Path(run_dir))
-    own = {"make_env": make_env, "make_vector_env": make_vector_env}
-    config = files.config_for(**own, make_encoder=make_encoder)
-    refuse_levels(levels, None if any(own.values()) else config.env)
+    saved = SavedAgent.open(run_dir, levels, **user_objects)
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
-    path = output or files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
+    path = output or saved.files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
     played = film_episodes(
-        lambda envs: load_agent(files, config, envs, make_encoder, weights), config, path,
+        lambda envs: saved.load(envs, weights), saved.config, path,
         num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
-        size=size, overlay=overlay, precision=config.compute.policy_precision, **own,
+        size=size, overlay=overlay, **saved.env_objects,
     )  # fmt: skip
     return path, Evaluation(policy, *played, levels=levels)
