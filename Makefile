@@ -34,9 +34,9 @@ check: lint audit site test test-long test-slow test-faults  ## Run everything, 
 	@tools/try_wheel.sh all
 	@if git describe --exact-match --tags HEAD >/dev/null 2>&1; then $(MAKE) fresh; fi
 
-# The original Procgen and rliable, where they can be installed; else what compares with them is skipped.
+# The original Procgen, where it can be installed; else what compares with it is skipped.
 test-long: $(READY)  ## Run the tests that take ten seconds and more
-	-@$(MAKE) .peers/procgen2/.ready .peers/rliable/.ready
+	-@$(MAKE) .peers/procgen2/.ready
 	$(BIN)/pytest -n $(WORKERS) -m long $(ARGS)
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
@@ -90,7 +90,7 @@ help:  ## Show this list
 	@.peers/sb3/bin/python tools/install.py $<
 	@touch $@
 
-.peers/audit/.ready .peers/procgen2/.ready .peers/rliable/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
+.peers/audit/.ready .peers/procgen2/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
 	@PYTHON="$(PYTHON)" tools/venv.sh .peers/$*
 	@.peers/$*/bin/pip install --disable-pip-version-check -qq --requirement $<
 	@touch $@

@@ -13,7 +13,7 @@ from phasicrl.cli import main
 from phasicrl.config import EnvConfig, PPOConfig
 from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.session.bootstrap import bootstrap_interval
-from tests.lab.analysis.runs import HARD, make_run, make_runs, own_curve, publish, read_csv
+from tests.lab.analysis.runs import HARD, make_run, make_runs, numbers, own_curve, publish, read_csv
 
 
 def line(values: list[float]) -> list[float]:
@@ -146,9 +146,8 @@ def test_steps_to_a_target_are_in_the_table_and_in_the_file(
     printed = capsys.readouterr().out
     assert "400 (200 to never)" in printed and "4 of 5 runs" in printed
     rows = read_csv(output)
-    assert [row["steps_to_target"] for row in rows] == ["200", "300", "400", "500", "inf"]
-    assert {row["target"] for row in rows} == {"5.0"}
-    assert [row["score"] for row in rows] == ["6", "6", "0", "7", "4"]
+    assert numbers(rows, "steps_to_target") == [200, 300, 400, 500, inf]
+    assert numbers(rows, "target") == [5] * 5 and numbers(rows, "score") == [6, 6, 0, 7, 4]
     files = sorted(path.name for path in output.parent.iterdir())
     assert files == ["beside.csv", "beside.png", "beside.svg"]
 

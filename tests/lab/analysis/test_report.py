@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import os
@@ -19,7 +18,6 @@ from phasicrl.cli import main
 from phasicrl.lab.analysis import report
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
-from tests.browser import in_a_browser, needs_chromium
 from tests.helpers import corridor, tiny, tiny_aux
 
 VOID = {"meta", "br", "wbr", "img", "input", "link", "hr"}
@@ -99,7 +97,7 @@ def test_the_parts_of_the_time_add_up(run: Path, tmp_path: Path) -> None:
 def test_names_are_escaped(run: Path, tmp_path: Path) -> None:
     strange = tmp_path / "<script>alert(1)<"
     shutil.copytree(run, strange)
-    text = write_report([strange], output=tmp_path / "page.html").read_text()
+    text = write_report([strange], output=tmp_path / "made" / "page.html").read_text()
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
 
 
@@ -122,11 +120,6 @@ def test_differences_between_runs_are_listed(
         assert each.name in text
 
 
-def test_the_folder_of_a_page_is_made(run: Path, tmp_path: Path) -> None:
-    page = tmp_path / "not" / "there" / "page.html"
-    assert write_report([run], output=page) == page and page.is_file()
-
-
 def test_more_runs_than_colors_are_all_drawn(run: Path, tmp_path: Path) -> None:
     alone = write_report([run], output=tmp_path / "one.html").read_text().count("stroke-width: 1.6")
     many = [tmp_path / str(number) for number in range(len(report._COLORS) + 2)]
@@ -143,45 +136,18 @@ def test_a_run_that_is_given_twice_is_there_once(run: Path) -> None:
 
 
 def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.html")
-    (tmp_path / "folder.html").mkdir()
-    (tmp_path / "link.html").symlink_to(tmp_path / "elsewhere.html")
     for runs, output, message in [
         ([], None, "at least one run"),
         ([run], tmp_path / "x.pdf", "x.pdf; expected a name that ends with .html"),
         ([tmp_path], tmp_path / "x.html", "run directory"),
-        *(([run], tmp_path / f"{name}.html", "is not a regular file")
-          for name in ("pipe", "folder", "link")),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(ValueError, match=message):
             write_report(runs, output=output)
-    assert not (tmp_path / "elsewhere.html").exists()
-
-
-PROBE = """
-const style = view.getComputedStyle;
-const all = [...page.body.querySelectorAll('*')], drawings = [...page.querySelectorAll('svg')];
-const isText = each => each.nodeType === 3 && each.data.trim();
-const behind = each => {
-  while (each && style(each).backgroundColor === 'rgba(0, 0, 0, 0)') each = each.parentElement;
-  return each ? style(each).backgroundColor : 'none';
-};
-const ink = each => each.closest('svg') ? style(each).fill : style(each).color;
-const bold = each => style(each).stroke !== 'none' && parseFloat(style(each).strokeWidth) > 1.5;
-found = {
-  width: page.documentElement.scrollWidth, drawings: drawings.length,
-  drawn: drawings[0].getBoundingClientRect().width, page: behind(page.body),
-  texts: all.filter(each => [...each.childNodes].some(isText) && each.getClientRects().length)
-    .map(each => [ink(each), behind(each)]),
-  lines: [...page.querySelectorAll('svg path')].filter(bold).map(each => style(each).stroke),
-  parts: [...page.querySelectorAll('.bar span')].map(each => style(each).backgroundColor),
-};
-"""
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of `rgb(r, g, b)` (WCAG 2.1)."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    """Relative luminance of `#rrggbb` (WCAG 2.1)."""
+    parts = [part / 255 for part in bytes.fromhex(color[1:])]
     linear = [
         part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     ]
@@ -194,32 +160,13 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_contrast_is_that_of_the_standard() -> None:
-    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
-    assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.01)
-
-
-@pytest.mark.long
-@needs_chromium
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_it_as_wide_as_the_screen_and_legibly(
-    run: Path, tmp_path: Path, width: int, dark: bool
-) -> None:
-    copies = [
-        tmp_path / f"run{number}" for number in range(1, len(report._COLORS))
-    ]  # each color once
-    runs = [run, *(Path(shutil.copytree(run, copy)) for copy in copies)]
-    page = tmp_path / "page.html"
-    seen = in_a_browser(write_report(runs, output=page), PROBE, tmp_path, width=width, dark=dark)
-    assert seen["width"] <= width and 250 < seen["drawn"] < width and seen["drawings"] >= 10
-    assert (luminance(seen["page"]) < 0.05) == dark
-    assert len(seen["texts"]) > 100
-    for ink, behind in seen["texts"]:
-        assert contrast(ink, behind) >= 4.5, (ink, behind)  # WCAG 1.4.3
-    assert len(set(seen["lines"])) == len(runs) and len(seen["lines"]) >= 10 * len(runs)
-    for color in {*seen["lines"], *seen["parts"]}:
-        assert contrast(color, seen["page"]) >= 3, color  # WCAG 1.4.11
+@pytest.mark.parametrize(
+    ("colors", "back"), [(report._ON_LIGHT, "#ffffff"), (report._ON_DARK, "#14171c")]
+)
+def test_each_color_is_seen_on_the_page(colors: tuple[str, ...], back: str) -> None:
+    assert len({*colors}) == len(report._COLORS)
+    for color in colors:
+        assert contrast(color, back) >= 3, color  # WCAG 1.4.11
 
 
 def test_a_page_that_cannot_be_written_leaves_the_one_before(
@@ -240,12 +187,11 @@ def test_films_are_few_and_no_link_leads_elsewhere(run: Path, tmp_path: Path) ->
     """A received run could have a secret put into the page."""
     received = tmp_path / "received"
     shutil.copytree(run, received)
-    (tmp_path / "secret.mp4").write_text("mine")
     (received / "videos").mkdir()
-    (received / "videos" / "y.mp4").mkdir()
-    (received / "videos" / "z.mp4").symlink_to(tmp_path / "secret.mp4")
     for number in range(9):
         (received / "videos" / f"{number}.mp4").write_text(f"film {number}")
-    page = Page(text := write_report([received]).read_text())
+    page = Page(write_report([received]).read_text())
     assert sum(address.startswith("data:video") for address in page.addresses) == 6
-    assert base64.b64encode(b"mine").decode() not in text
+    (received / "videos" / "z.mp4").symlink_to(tmp_path / "secret.mp4")
+    with pytest.raises(ValueError, match=r"z\.mp4 is a link"):
+        write_report([received])

@@ -13,7 +13,6 @@ from phasicrl.lab.analysis.scores import (
     estimate,
     interquartile_mean,
     median_steps,
-    optimality_gap,
     performance_profile,
     probability_of_improvement,
     steps_to_reach,
@@ -33,9 +32,8 @@ def test_the_others_by_hand() -> None:
     two = np.array([[0.0, 1.0, 5.0], [1.0, 3.0, 7.0]])
     assert MEASURES["mean"](two) == pytest.approx(17 / 6)
     assert MEASURES["median"](two) == 2.0  # of 0.5, 2 and 6
-    # Above the target counts as at it: 1 + 0 + 0 + 0 + 0 + 0 are lacking.
-    assert optimality_gap(two) == pytest.approx(1 / 6)
-    assert optimality_gap(two, target=4.0) == pytest.approx((4 + 3 + 0 + 3 + 1 + 0) / 6)
+    # Above 1 counts as 1: 1 + 0 + 0 + 0 + 0 + 0 are lacking.
+    assert MEASURES["optimality gap"](two) == pytest.approx(1 / 6)
 
 
 def test_the_probability_of_improvement_counts_pairs() -> None:
@@ -89,12 +87,6 @@ def test_rliable_says_the_same() -> None:
     assert high_edge[:4] == pytest.approx([1, 1, 10 / 15, 0.4])
 
 
-def test_tasks_are_not_drawn() -> None:
-    """Runs of a task agree, tasks do not: nothing is uncertain."""
-    found = estimate([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]])
-    assert found.low == found.value == found.high
-
-
 def test_the_same_scores_give_the_same_interval_in_blocks_of_any_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,21 +121,3 @@ def test_the_median_of_steps_counts_runs_that_never_arrive_as_the_latest() -> No
     assert (found.value, found.low, found.high) == (never, 100, never)
     found = median_steps([never, never])
     assert (found.value, found.low, found.high) == (never, never, never)
-
-
-def test_the_bounds_of_procgen() -> None:
-    easy, hard = scores.PROCGEN_BOUNDS["easy"], scores.PROCGEN_BOUNDS["hard"]
-    assert len(easy) == len(hard) == 16 and easy.keys() == hard.keys()
-    printed = scores.PROCGEN_BOUNDS["easy-paper"]
-    assert {game for game in easy if easy[game] != printed[game]} == {"jumper", "leaper"}
-    assert scores.normalized(2.5 + 61.5 / 2, easy["starpilot"]) == pytest.approx(0.5)
-    assert all(low < high for of in (easy, hard) for low, high in of.values())
-
-
-def test_scores_that_cannot_be_compared_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(2,\)"):
-        estimate([1.0, 2.0])
-    with pytest.raises(ValueError, match="not finite"):
-        estimate([[1.0, float("nan")]])
-    with pytest.raises(ValueError, match="3 tasks are compared with 2"):
-        probability_of_improvement(RUNS, RUNS[:, :2])

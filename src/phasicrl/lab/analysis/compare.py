@@ -8,10 +8,9 @@ runs of its environment have reached.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product, zip_longest
 from pathlib import Path
@@ -20,16 +19,10 @@ from typing import Any, Literal
 import numpy as np
 
 from phasicrl.config_io import printable, write_json
+from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, run_curves
-from phasicrl.lab.analysis.plot import (
-    STYLE,
-    csv_text,
-    require_matplotlib,
-    save_figure,
-    stem_of,
-    steps_text,
-)
+from phasicrl.lab.analysis.plot import steps_text
 from phasicrl.lab.analysis.references import WINDOW, last_step, reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, number_text
 
@@ -164,21 +157,22 @@ def compare_runs(
         ModuleNotFoundError: matplotlib is not installed, and a figure was requested.
     """
     if output is not None:
-        require_matplotlib()
+        plot.require_matplotlib()
     if reference is None and share_of_reference is not None:
         raise ValueError(f"share_of_reference is {share_of_reference:g}; give a reference too")
     curves = run_curves(runs, metric)
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
         curves += reference_curves(reference, metric, ends=ends)
-    common: Any = {"metric": metric, "at_steps": at_steps, "units": units, "target": target}
-    comparison = compare_curves(curves, **common)
+    comparison = compare_curves(
+        curves, metric=metric, at_steps=at_steps, units=units, target=target
+    )
     missed = _missed(comparison.results, at_least, share_of_reference)
     files: list[Path] = []
     if output is not None:
-        stem = stem_of(output)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        files = [_write_scores(comparison, stem), *_draw_profiles(comparison, stem)]
+        stem = plot.stem_of(output)
+        table = plot.write_csv(stem, _COLUMNS, _rows(comparison))
+        files = [table, *_draw_profiles(comparison, stem)]
     comparison = replace(comparison, missed=tuple(missed), files=tuple(files))
     if json is not None:
         write_json(json, asdict(comparison))
@@ -226,8 +220,9 @@ def _notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[
         for ours in curves:
             is_pair = ours.task == theirs.task and not ours.published
             if is_pair and len({theirs.num_levels, ours.num_levels} - {None}) > 1:
-                levels = f"was trained on {theirs.levels}, {ours.label} on {ours.levels}"
-                notes.append(f"{name} {levels}")
+                levels = [f"{curve.num_levels or 'all'} levels" for curve in (theirs, ours)]
+                trained = f"was trained on {levels[0]}, {ours.label} on {levels[1]}"
+                notes.append(f"{name} {trained}")
     return tuple(dict.fromkeys(notes))
 
 
@@ -254,8 +249,8 @@ def _scores(curve: Curve, at: float) -> Array:
     """
     end = last_step(curve.steps, at)
     if curve.steps[0] > end:
-        begins = f"begins at {curve.steps[0]:,.0f} steps"
-        raise ValueError(f"{curve.label} on {curve.task} {begins}, after {at:,.0f}")
+        name = f"{curve.label} on {curve.task}"
+        raise ValueError(f"{name} begins at {curve.steps[0]:,.0f} steps, after {at:,.0f}")
     late = (curve.steps <= end) & (curve.steps > (1 - WINDOW) * at)
     if late.any():
         return curve.runs[:, late].mean(axis=1)
@@ -263,28 +258,22 @@ def _scores(curve: Curve, at: float) -> Array:
 
 
 def _in_units(curve: Curve, units: Units) -> Curve:
-    """Convert a curve to units of its task."""
-    if units == "raw":
-        return curve
-    bounds = bounds_of(curve.task, units)
-    points = [(steps, measures.normalized(values, bounds)) for steps, values in curve.points]
-    return replace(curve, runs=measures.normalized(curve.runs, bounds), points=points)
-
-
-def bounds_of(task: Task, units: Units) -> tuple[float, float]:
-    """Return the returns of a Procgen game that are 0 and 1 in normalized units.
+    """Convert a curve to units of its task.
 
     Raises:
         ValueError: units of other tasks, or of another difficulty.
     """
-    name, game = units.removeprefix("procgen-"), task.env_id.rpartition(":")[2].lower()
-    bounds, difficulty = measures.PROCGEN_BOUNDS[name], name.removesuffix("-paper")
-    if game not in bounds or task.distribution not in ("", difficulty):
+    if units == "raw":
+        return curve
+    name, game = units.removeprefix("procgen-"), curve.task.env_id.rpartition(":")[2].lower()
+    bounds = measures.PROCGEN_BOUNDS[name]
+    if game not in bounds or curve.task.distribution not in ("", name.removesuffix("-paper")):
         raise ValueError(
-            f"units is {units}, which has no bounds of {task}; choose raw, or the units of its "
-            f"difficulty (games: {', '.join(sorted(bounds))})"
+            f"units is {units}, which has no bounds of {curve.task}; choose raw, or the units of "
+            f"its difficulty (games: {', '.join(sorted(bounds))})"
         )
-    return bounds[game]
+    points = [(steps, measures.normalized(values, bounds[game])) for steps, values in curve.points]
+    return replace(curve, runs=measures.normalized(curve.runs, bounds[game]), points=points)
 
 
 def _missed(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
@@ -335,20 +324,14 @@ def _overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
     ]  # fmt: skip
 
 
-def _write_scores(comparison: Comparison, stem: Path) -> Path:
-    """Write a row for each run."""
-    path = stem.with_name(stem.name + ".csv")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for result in comparison.results:
-            about = (*map(csv_text, (*result.task, result.label)), int(result.published))
-            pairs = zip_longest(result.scores, result.reached)
-            for number, (score, reached) in enumerate(pairs, start=1):
-                at = (result.steps, comparison.units, f"{score:.6g}", comparison.target)
-                steps = reached if reached is None or math.isinf(reached) else int(reached)
-                writer.writerow((*about, number, *at, steps))
-    return path
+def _rows(comparison: Comparison) -> Iterator[Sequence[object]]:
+    """Yield a row for each run."""
+    for result in comparison.results:
+        about = *result.task, result.label, int(result.published)
+        pairs = zip_longest(result.scores, result.reached)
+        for number, (score, reached) in enumerate(pairs, start=1):
+            at = result.steps, comparison.units, float(f"{score:.6g}"), comparison.target, reached
+            yield *about, number, *at
 
 
 def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
@@ -361,7 +344,7 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
         return []
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
     levels = np.linspace(every.min(), every.max(), 201)
-    with rc_context(STYLE):
+    with rc_context(plot.STYLE):
         figure = Figure(figsize=(6.4, 3.7), layout="constrained")
         panel = figure.subplots()
         for label, matrix in matrices.items():
@@ -371,7 +354,7 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
         panel.set_xlabel(f"score ({comparison.units})")
         panel.set_ylabel("share of runs above it")
         figure.legend(loc="outside lower center", frameon=False)
-    return save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
+    return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
 
 
 def tables(comparison: Comparison) -> list[Any]:

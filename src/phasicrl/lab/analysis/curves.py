@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.config import Config
-from phasicrl.runs.directory import RunDirectory, each_once
+from phasicrl import Config
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.session.bootstrap import bootstrap_band
 
@@ -71,11 +71,6 @@ class Curve:
     edges: tuple[Array, Array] | None = None
 
     @property
-    def levels(self) -> str:
-        """Number of levels in training, in words."""
-        return f"{self.num_levels} levels" if self.num_levels else "all levels"
-
-    @property
     def is_one_number(self) -> bool:
         """Whether it is a published final result without the curve that led to it."""
         return self.published and (len(self.steps) == 1 or self.kind.startswith(ONE_NUMBER))
@@ -121,7 +116,8 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
     """
     if not runs:
         raise ValueError("there are no runs; name at least one run directory")
-    configs = {run: RunDirectory(run).config for run in each_once(runs)}
+    runs = list(dict.fromkeys(run.resolve() for run in runs))
+    configs = {run: RunDirectory(run).config for run in runs}
     tasks = {run: task_of(RunDirectory(run).env_id, config) for run, config in configs.items()}
     labels = _labels(configs, tasks)
     groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
@@ -132,18 +128,13 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
         points = [smoothed(_read_series(run, metric), smooth_steps) for run in members]
         counts = Counter(configs[run].seed for run in members)
         if repeated := [str(seed) for seed, count in counts.items() if count > 1]:
-            what = f"has several runs of seed {', '.join(repeated)}"
-            warnings.warn(
-                f"{label} on {task} {what}; keep one of each, or its interval is too narrow",
-                stacklevel=2,
-            )
+            several = f"{label} on {task} has several runs of seed {', '.join(repeated)}"
+            warnings.warn(f"{several}; keep one of each: its interval is too narrow", stacklevel=2)
         steps, values = align(points, label)
         longest = max(recorded[-1] for recorded, _ in points)
         if steps[-1] < (1 - _MAX_CUT) * longest:
-            where = f"{steps[-1]:,.0f} steps, the end of its shortest run"
-            warnings.warn(
-                f"{label} on {task} is cut at {where} (longest: {longest:,.0f})", stacklevel=2
-            )
+            cut = f"{label} on {task} is cut at {steps[-1]:,.0f} steps"
+            warnings.warn(f"{cut}; its longest run has {longest:,.0f}", stacklevel=2)
         levels = configs[members[0]].env.num_levels if task.distribution else None
         curves.append(Curve(label, task, steps, values, num_levels=levels, points=points))
     return curves
@@ -178,20 +169,26 @@ def align(series: Sequence[Points], owner: str) -> Points:
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
 
 
-def _read_series(run: Path, metric: str) -> Points:
-    """Read steps and values of the rows that have a finite value."""
-    rows = RunDirectory(run).metrics(metric)
+def finite_points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
+    """Return steps and values of the rows that have a finite value."""
     pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in rows]
-    known = [pair for pair in pairs if math.isfinite(pair[1])]
-    if not known:
+    finite = [pair for pair in pairs if math.isfinite(pair[1])]
+    steps, values = np.array(finite, np.float64).reshape(-1, 2).T
+    return steps, values
+
+
+def _read_series(run: Path, metric: str) -> Points:
+    """Read the points of a run."""
+    rows = RunDirectory(run).metrics(metric)
+    points = finite_points(rows, metric)
+    if not len(points[0]):
         held = {name for row in RunDirectory(run).metrics() for name in METRICS.keys() & row
                 if math.isfinite(row[name])}  # fmt: skip
         raise ValueError(
             f"{run} has no {metric!r} in its {len(rows)} iterations; it has: "
             f"{', '.join(sorted(held))}"
         )
-    steps, values = np.array(known, dtype=np.float64).T
-    return steps, values
+    return points
 
 
 def _labels(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
@@ -199,23 +196,17 @@ def _labels(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[
 
     Options are compared between runs of one task; those that differ are shown on all tasks.
     """
-    options: dict[Path, dict[str, str]] = {}
-    for run, config in configs.items():
-        identity = config.identity().items()
-        options[run] = {path: "off" if value is None else str(value) for path, value in identity
-                        if path not in ("env.id", "env.distribution")}  # fmt: skip
+    options = {
+        run: {path: str(value) for path, value in config.identity().items()
+              if path not in ("env.id", "env.distribution")}
+        for run, config in configs.items()
+    }  # fmt: skip
     every = {path for values in options.values() for path in values}
     seen: dict[tuple[str, Task, str], set[str | None]] = defaultdict(set)
     for run, config in configs.items():
         for path in every:
             seen[config.name, tasks[run], path].add(options[run].get(path))
-    # Where a group is off in some runs, "aux on" says it for all of its options.
-    differing = {
-        (name, path)
-        for (name, _, path), values in seen.items()
-        if len(values) > 1
-        and (path.rpartition(".")[0] not in every or len(values - {None}) > 1)
-    }  # fmt: skip
+    differing = {(name, path) for (name, _, path), values in seen.items() if len(values) > 1}
     return {
         run: ", ".join(
             [config.name, *(f"{path} {value}" for path, value in options[run].items()

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from phasicrl.config import Config
+from phasicrl import Config
+from phasicrl.lab.analysis.curves import Array
 
-Array: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = Mapping[str, Array]
 """Finite values of each metric in the order of the iterations."""
 
@@ -76,11 +75,8 @@ def _dead_values(explained: Array, config: Config) -> Finding | None:
     if best >= 0.05:
         return None
     more = "ppo.value_epochs" + (", aux.epochs" if config.has_auxiliary_phase else "")
-    norms = (
-        ""
-        if {config.reward_norm.per, config.value_norm.statistics} != {"none"}
-        else "; normalized rewards (reward_norm)"
-    )
+    is_raw = config.reward_norm.per == config.value_norm.statistics == "none"
+    norms = "; normalized rewards (reward_norm)" if is_raw else ""
     return Finding(
         "Dead value function",
         f"explained variance {best:.2f} in the best fifth of the run (1 is perfect, 0 a constant)",
@@ -97,28 +93,6 @@ def _kl_spike(kl: Array, config: Config) -> Finding | None:
         f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats, the median "
         f"iteration by {median:.2g}",
         f"{_rate(config)}, {_epochs(config)}, or ppo.target_kl",
-    )
-
-
-def _entropy_collapsed(entropy: Array, config: Config) -> Finding | None:
-    early = float(entropy[max(1, len(entropy) // 4) - 1])
-    if entropy.min() < 0 or early >= 0.05 * entropy[0]:  # differential entropy may be negative
-        return None
-    return Finding(
-        "Entropy collapsed",
-        f"from {entropy[0]:.3g} to {early:.3g} nats in the first quarter of the run",
-        f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g}) or {_rate(config)}",
-    )
-
-
-def _deviation_collapsed(deviation: Array, config: Config) -> Finding | None:
-    early = float(deviation[max(1, len(deviation) // 4) - 1])
-    if early >= 0.02 * deviation[0]:
-        return None
-    return Finding(
-        "Standard deviation collapsed",
-        f"from {deviation[0]:.3g} to {early:.3g} in the first quarter of the run",
-        f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g}), or another action.std",
     )
 
 
@@ -159,6 +133,20 @@ def _high_fraction(limit: float, title: str, what: str, remedy: Callable[[Config
     return check
 
 
+def _collapse(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
+    """Return a rule about what falls to a small share of its first value in the first quarter."""
+
+    def check(values: Array, config: Config) -> Finding | None:
+        early = float(values[max(1, len(values) // 4) - 1])
+        if values.min() < 0 or early >= limit * values[0]:  # differential entropy may be negative
+            return None
+        seen = f"from {values[0]:.3g} to {early:.3g} in the first quarter of the run"
+        coef = f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
+        return Finding(title, seen, f"{coef} or {remedy(config)}")
+
+    return check
+
+
 _RULES: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_return_100", _no_progress),
     ("losses/explained_variance", _dead_values),
@@ -166,8 +154,9 @@ _RULES: tuple[tuple[str, Check], ...] = (
     ("losses/clipfrac", _high_fraction(
         0.4, "Clip fraction saturated", "samples were outside the clip range",
         lambda c: f"{_epochs(c)}, {_rate(c)}, or a wider ppo.clip (now {c.ppo.clip})")),
-    ("losses/entropy", _entropy_collapsed),
-    ("losses/action_std", _deviation_collapsed),
+    ("losses/entropy", _collapse(0.05, "Entropy collapsed", _rate)),
+    ("losses/action_std", _collapse(
+        0.02, "Standard deviation collapsed", lambda _: "another action.std")),
     ("rewards/clipped_fraction", _high_fraction(
         0.05, "Rewards clipped", "normalized rewards were clipped",
         lambda _: "a larger reward_norm.clip, which keeps rare large rewards apart")),

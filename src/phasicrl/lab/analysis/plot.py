@@ -9,7 +9,7 @@ import csv
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,7 +34,7 @@ _COLUMNS = (
 # By Okabe and Ito: distinct for color-blind readers as well.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
-_ENDINGS = (".png", ".svg", ".csv")
+_ENDINGS, _FORMULA = (".png", ".svg", ".csv"), ("=", "+", "-", "@", "\t", "\r")
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.2
 STYLE: Any = {
     "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9,
@@ -87,12 +87,12 @@ def plot_runs(
         for curve in curves:
             ends[curve.task] = max(ends[curve.task], float(curve.steps[-1]))
         curves += reference_curves(reference, metric, ends=ends, smooth_steps=smooth_steps)
-    figure = draw_curves(curves, axis_label(metric, smooth_steps), title, target)
+    window = f"\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else ""
+    figure = draw_curves(curves, metric + window, title, target)
     stem = stem_of(output)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     about = f"{metric} of {', '.join(map(str, runs))}"
     images = save_figure(figure, stem, f"{about}; published: {reference}" if reference else about)
-    return [*images, _write_csv(curves, metric, stem.with_name(stem.name + ".csv"))]
+    return [*images, write_csv(stem, _COLUMNS, _rows(curves, metric))]
 
 
 def require_matplotlib() -> None:
@@ -101,34 +101,38 @@ def require_matplotlib() -> None:
 
 
 def stem_of(output: Path) -> Path:
-    """Remove the ending of an image or table from a name."""
+    """Remove the ending of an image or table from a name, and make its folder."""
+    output.parent.mkdir(parents=True, exist_ok=True)
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
 
-def csv_text(text: str) -> str:
-    """Escape a text that a spreadsheet would take for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
-def _write_csv(curves: Sequence[Curve], metric: str, path: Path) -> Path:
+def write_csv(stem: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """Write a table; texts that a spreadsheet would take for formulas are escaped."""
+    path = stem.with_name(stem.name + ".csv")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for curve in curves:
-            task, label = map(csv_text, curve.task), csv_text(curve.label)
-            about = (metric, *task, curve.num_levels, label, int(curve.published),
-                     len(curve.runs), curve.band_name)  # fmt: skip
-            for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
-                edges = (low, high) if curve.band_name else ("", "")
-                writer.writerow([*about, int(step), mean, *edges])
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow(
+                f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+                for cell in row
+            )
     return path
+
+
+def _rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequence[object]]:
+    """Yield a row for each point of each curve."""
+    for curve in curves:
+        about = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published),
+                 len(curve.runs), curve.band_name)  # fmt: skip
+        for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
+            yield *about, int(step), mean, *((low, high) if curve.band_name else ("", ""))
 
 
 def draw_curves(
     curves: Sequence[Curve], y_label: str, title: str | None, target: float | None = None
 ) -> Figure:
     """Draw a panel for each task with a dotted line at the target, and one legend for all."""
-    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -145,11 +149,11 @@ def draw_curves(
     below = math.ceil(sum(text.count("\n") + 1 for text in texts.values()) / legend_columns) + 1
     heading = textwrap.fill(title or "", int(0.8 * letters))
     above = len(heading.splitlines())
-    total_height = height + _INCHES_PER_LINE * (above + below)
+    height += _INCHES_PER_LINE * (above + below)
     styles = line_styles(list(texts))
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
-        figure = Figure(figsize=(width, total_height), layout=layout)
+        figure = Figure(figsize=(width, height), layout=layout)
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for index, panel in enumerate(panels):
             if index >= len(tasks):
@@ -160,8 +164,7 @@ def draw_curves(
             if target is not None:
                 panel.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
             panel.set_xlabel("environment steps" if index + columns >= len(tasks) else "")
-        middle = 1 - (_INCHES_PER_LINE * above + 0.5 * height) / total_height
-        figure.supylabel(y_label, y=middle, fontsize=STYLE["axes.labelsize"])
+        figure.supylabel(y_label, fontsize=STYLE["axes.labelsize"])
         figure.suptitle(heading)
         figure.legend(
             handles=[Line2D([], [], label=text, **styles[key]) for key, text in texts.items()],
@@ -172,16 +175,13 @@ def draw_curves(
 
 
 def legend_texts(curves: Sequence[Curve]) -> tuple[dict[Key, str], str]:
-    """Return the text of each line of a legend, and the title, which holds for all lines."""
+    """Return the text of each line of a legend, and its title, which describes the bands."""
     abouts: dict[Key, list[str]] = defaultdict(list)
     for curve in curves:
         abouts[curve.label, curve.published].append(curve.about)
     texts = {key: " or ".join(dict.fromkeys(about)) for key, about in abouts.items()}
     bands = dict.fromkeys(curve.band_name for curve in curves if curve.band_name)
     title = f"band: {' or '.join(bands)}" if bands else ""
-    if len({*texts.values()}) == 1:
-        title = "; ".join([*{*texts.values()}, *filter(None, [title])])
-        return {key: key[0] for key in texts}, title
     return {key: f"{key[0]} ({about})" for key, about in texts.items()}, title
 
 
@@ -216,11 +216,6 @@ def steps_text(steps: float) -> str:
         if abs(steps) >= size:
             return f"{steps / size:.10g}{unit}"
     return f"{steps:.10g}"
-
-
-def axis_label(metric: str, smooth_steps: int) -> str:
-    """Return the label of an axis that shows a metric."""
-    return f"{metric}\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else metric
 
 
 def save_figure(figure: Figure, stem: Path, about: str) -> list[Path]:

@@ -26,10 +26,7 @@ FOLDER = Path(__file__).with_name("published")
 (in training; 0 is all), step, episodic_return. Distribution and num_levels are empty outside
 Procgen."""
 
-REFERENCES = (
-    "ppg-paper", "baselines-easy", "baselines-easy-200", "baselines-final", "procgen-easy-25m",
-    "zoo", "tianshou", "slm-lab", "cleanrl",
-)  # fmt: skip
+REFERENCES = tuple(sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.csv.gz")))
 """Names and sources:
 
 - ppg-paper: PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of the PPG

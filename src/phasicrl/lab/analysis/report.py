@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from phasicrl.config import Config, format_value
+from phasicrl import Config
+from phasicrl.config import format_value
 from phasicrl.config_io import replacing
 from phasicrl.host.machine import optional_module
-from phasicrl.lab.analysis.curves import Points, smoothed
+from phasicrl.lab.analysis.curves import Points, finite_points, smoothed
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
 from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.console import duration
-from phasicrl.runs.directory import RunDirectory, each_once
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 
 PAGE = "report.html"
@@ -69,7 +69,7 @@ class _Subject:
 
     @property
     def name(self) -> str:
-        return self.files.path.resolve().name
+        return self.files.path.name
 
     @cached_property
     def _rows(self) -> list[dict[str, float]]:
@@ -79,10 +79,7 @@ class _Subject:
 
     def points(self, metric: str) -> Points:
         """Return steps and finite values of a metric."""
-        pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in self._rows]
-        steps, values = np.array([(step, value) for step, value in pairs if math.isfinite(value)],
-                                 float).reshape(-1, 2).T  # fmt: skip
-        return steps, values
+        return finite_points(self._rows, metric)
 
     def _sum(self, *times: str) -> float:
         return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
@@ -142,14 +139,11 @@ class _Subject:
     @property
     def videos(self) -> list[tuple[str, str]]:
         """Return name and content, as a data address, of the last films in the run directory."""
-        found = [
-            path
-            for path in sorted(self.files.path.glob("videos/*.mp4"))
-            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_VIDEO_BYTES
-        ]
+        found = sorted(self.files.path.glob("videos/*.mp4"))
+        small = [path for path in found if path.stat().st_size <= _MAX_VIDEO_BYTES]
         return [
             (path.name, f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}")
-            for path in found[-_MAX_VIDEOS:]
+            for path in small[-_MAX_VIDEOS:]
         ]
 
 
@@ -172,12 +166,10 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     require_matplotlib()
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")
-    runs = each_once(runs)
+    runs = list(dict.fromkeys(run.resolve() for run in runs))
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name that ends with .html")
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(f"{path} is not a regular file; remove it or choose another output")
     for run in runs:
         RunDirectory(run).refuse_special_files()  # it may be a run that was received
     subjects = [
@@ -199,9 +191,8 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
 def _differing(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
     """Return the options in which runs differ, with the value of each run."""
     values = [subject.config.values() for subject in subjects]
-    rows = {
-        path: [format_value(each.get(path)) for each in values] for each in values for path in each
-    }
+    paths = dict.fromkeys(path for each in values for path in each)
+    rows = {path: [format_value(each.get(path)) for each in values] for path in paths}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 

@@ -48,34 +48,21 @@ def interquartile_mean(scores: Array) -> Array:
     return flat[..., cut : flat.shape[-1] - cut].mean(-1)
 
 
-def mean_score(scores: Array) -> Array:
-    """Return the mean over tasks of means over runs."""
-    return scores.mean((-2, -1))
-
-
-def median_score(scores: Array) -> Array:
-    """Return the median over tasks of means over runs."""
-    return np.median(scores.mean(-2), axis=-1)
-
-
-def optimality_gap(scores: Array, *, target: float = 1.0) -> Array:
-    """Return the mean amount by which runs miss a target score; better runs count as at it."""
-    return target - np.minimum(scores, target).mean((-2, -1))
-
-
 MEASURES: dict[str, Measure] = {
     "IQM": interquartile_mean,
-    "mean": mean_score,
-    "median": median_score,
-    "optimality gap": optimality_gap,
+    "mean": lambda scores: scores.mean((-2, -1)),
+    "median": lambda scores: np.median(scores.mean(-2), axis=-1),
+    "optimality gap": lambda scores: 1 - np.minimum(scores, 1).mean((-2, -1)),
 }
+"""Median: over tasks of means over runs. Optimality gap: mean amount by which runs miss a score of
+1; better runs count as 1."""
 
 
 def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estimate:
     """Return a measure of scores `[R, T]` with its interval, which is deterministic."""
-    matrix = _checked(scores)
+    matrix = np.asarray(scores, np.float64)
     drawn = np.concatenate([measure(block) for block in _resampled(matrix, seed=0)])
-    return Estimate(float(measure(matrix)), *_interval(drawn))
+    return Estimate(float(measure(matrix)), *map(float, middle_of(drawn)))
 
 
 def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate:
@@ -84,13 +71,8 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
     Args:
         scores: `[R, T]`.
         others: `[R', T]`, on the same tasks in the same order.
-
-    Raises:
-        ValueError: the numbers of tasks differ.
     """
-    ours, theirs = _checked(scores), _checked(others)
-    if ours.shape[1] != theirs.shape[1]:
-        raise ValueError(f"{ours.shape[1]} tasks are compared with {theirs.shape[1]}")
+    ours, theirs = np.asarray(scores, np.float64), np.asarray(others, np.float64)
     # Larger blocks would not fit: each run is compared with each of the others.
     pairs = zip(
         _resampled(ours, seed=0, share=len(theirs)),
@@ -98,7 +80,7 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
         strict=True,
     )
     drawn = np.concatenate([_share_of_wins(mine, other) for mine, other in pairs])
-    return Estimate(float(_share_of_wins(ours, theirs)), *_interval(drawn))
+    return Estimate(float(_share_of_wins(ours, theirs)), *map(float, middle_of(drawn)))
 
 
 def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array, Array, Array]:
@@ -107,16 +89,13 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
     Returns:
         Share, lower and upper edge, `[K]` each.
     """
-    matrix, levels = _checked(scores), np.asarray(thresholds, dtype=np.float64)
+    matrix, levels = np.asarray(scores, np.float64), np.asarray(thresholds, np.float64)
 
     def above(block: Array) -> Array:
         return (block[..., None] > levels).mean((-3, -2))
 
-    drawn = np.concatenate(
-        [above(block) for block in _resampled(matrix, seed=0, share=len(levels))]
-    )
-    low, high = middle_of(drawn)
-    return above(matrix), low, high
+    blocks = _resampled(matrix, seed=0, share=len(levels))
+    return above(matrix), *middle_of(np.concatenate([above(block) for block in blocks]))
 
 
 def steps_to_reach(steps: ArrayLike, values: ArrayLike, target: float) -> float:
@@ -167,16 +146,6 @@ PROCGEN_BOUNDS["easy-paper"] = PROCGEN_BOUNDS["easy"] | {"jumper": (3, 10), "lea
 """Those that the paper prints (Cobbe et al. 2020, arXiv 1912.01588, appendix C) differ in two."""
 
 
-def _checked(scores: ArrayLike) -> Array:
-    """Convert scores to `[R, T]`; refuse other shapes and values that are not finite."""
-    matrix = np.asarray(scores, dtype=np.float64)
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"scores have the shape {matrix.shape}; runs × tasks was expected")
-    if not np.isfinite(matrix).all():
-        raise ValueError("some scores are not finite numbers; leave them out")
-    return matrix
-
-
 def _resampled(
     scores: Array, *, seed: int, share: int = 1, like: Array | None = None
 ) -> Iterator[Array]:
@@ -204,9 +173,3 @@ def _share_of_wins(scores: Array, others: Array) -> Array:
     """
     mine, theirs = scores[..., :, None, :], others[..., None, :, :]
     return (mine > theirs).mean((-3, -2, -1)) + (mine == theirs).mean((-3, -2, -1)) / 2
-
-
-def _interval(drawn: Array) -> tuple[float, float]:
-    """Return the 95 % interval of resampled numbers `[B]`."""
-    low, high = middle_of(drawn)
-    return float(low), float(high)
