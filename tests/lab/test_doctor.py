@@ -59,19 +59,3 @@ def test_the_table_shows_names_and_remedies_as_they_are() -> None:
     check = Check("[b]", "missing", "no [video] here", "pip install 'phasicrl[plot]'")
     shown = text_of([check])
     assert all(text in shown for text in (check.name, check.found, check.remedy))
-
-
-def test_little_memory_and_disk_are_warned_of() -> None:
-    assert doctor._space("memory", 2**30, 2**32, "less") == Check(
-        "memory", "warning", "1.0 GiB free", "less"
-    )
-    assert doctor._space("memory", 2**32, 2**32, "less").status == "ok"
-
-
-def test_the_cores_that_are_used_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 2, 3})
-    monkeypatch.setattr(machine, "cgroup_quota", lambda: None)
-    assert doctor._cpu().found == "3 of 4 cores used (affinity 3)"
-    monkeypatch.setattr(machine, "cgroup_quota", lambda: 1.25)
-    assert doctor._cpu().found == "1 of 4 cores used (affinity 3, container's limit 1.25)"

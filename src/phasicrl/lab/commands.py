@@ -5,20 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from phasicrl.cli import (
-    Command,
-    call,
-    parse_run,
-    print_evaluations,
-    print_lines,
-    run_command,
-)
-
-if TYPE_CHECKING:
-    from phasicrl.lab.analysis.compare import Comparison
-    from phasicrl.lab.experiments.trials import Trial
+from phasicrl import cli
+from phasicrl.cli import call, print_lines
 
 
 def _video(words: list[str]) -> None:
@@ -45,7 +35,7 @@ def _play(words: list[str]) -> None:
     """Run episodes with an exported policy: `phasicrl play RUN [--file FILE]`."""
     from phasicrl.lab.export.export import play_exported
 
-    print_evaluations([call(play_exported, "play", words)])
+    cli.print_evaluations([call(play_exported, "play", words)])
 
 
 def _release(words: list[str]) -> None:
@@ -59,7 +49,7 @@ def _release(words: list[str]) -> None:
 
 def _hub(words: list[str]) -> None:
     """Upload packages to the Hugging Face Hub, or download them: `phasicrl hub push|pull …`."""
-    run_command(words, {"push": _push, "pull": _pull}, "phasicrl hub")
+    cli.run_command(words, {"push": _push, "pull": _pull}, "phasicrl hub")
 
 
 def _push(words: list[str]) -> None:
@@ -99,7 +89,7 @@ def _compare(words: list[str]) -> None:
     comparison.require_bounds()
 
 
-def _print_comparison(comparison: Comparison) -> None:
+def _print_comparison(comparison: Any) -> None:
     """Print the tables and the files of a comparison."""
     from rich.console import Console
 
@@ -121,20 +111,19 @@ def _suite(words: list[str]) -> None:
             for name, suite in SUITES.items()
         )
 
-    def on_trial(trial: Trial) -> None:
+    def on_trial(trial: Any) -> None:
         task, arm, budget = trial.label
         print_lines([f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"])
 
-    result = call(partial(run_suite, on_trial=on_trial), "suite", words)
-    _print_comparison(result.comparison)
+    _print_comparison(call(partial(run_suite, on_trial=on_trial), "suite", words))
 
 
 def _sweep(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
-    uses: dict[str, Command] = {
+    uses: dict[str, cli.Command] = {
         "make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _sweep_status
     }  # fmt: skip
-    run_command(words, uses, "phasicrl sweep")
+    cli.run_command(words, uses, "phasicrl sweep")
 
 
 def _make_sweep(words: list[str]) -> None:
@@ -156,10 +145,8 @@ def _run_sweep(words: list[str]) -> None:
     """Train or resume the trials of a sweep that are not finished."""
     from phasicrl.lab.sweeps.sweep import run_sweep
 
-    def on_trial(id: str, state: str) -> None:
-        print_lines([f"{id}: {state}"])
-
-    call(partial(run_sweep, on_trial=on_trial), "sweep run", words)
+    run = partial(run_sweep, on_trial=lambda id, state: print_lines([f"{id}: {state}"]))
+    call(run, "sweep run", words)
 
 
 def _sweep_status(words: list[str]) -> None:
@@ -197,7 +184,7 @@ class _BenchOptions:
 
 def _bench(words: list[str]) -> None:
     """Measure how fast this machine trains: `phasicrl bench PRESET [OPTIONS]`."""
-    options, config = parse_run(words, "bench", _BenchOptions)
+    options, config = cli.parse_run(words, "bench", _BenchOptions)
     from phasicrl.lab.bench import measure, print_report
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +203,7 @@ def _doctor(words: list[str]) -> None:
     Console().print(as_table(call(diagnose, "doctor", words)))
 
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, cli.Command] = {
     "video": _video,
     "export": _export,
     "play": _play,

@@ -14,15 +14,14 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from rich.table import Table
 from rich.text import Text
 
-from phasicrl.config import EnvConfig
+from phasicrl import EnvConfig
 from phasicrl.envs import native
 from phasicrl.envs.make import make_envs
 from phasicrl.host import machine
@@ -50,8 +49,7 @@ ENOUGH_MEMORY, ENOUGH_DISK = 4 * GIB, 5 * GIB
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "bold red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """Result of one check.
 
     Attributes:

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,11 +40,6 @@ _MAY_CHANGE = (
     "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """Beginnings of the paths of options that may change when a run is resumed."""
-
-
-def each_once(runs: Iterable[Path]) -> list[Path]:
-    """Return run directories without repetitions, also under other paths."""
-    return list({run.resolve(): run for run in runs}.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.run_suite import run_suite, suite_curves
-from phasicrl.lab.experiments.suites import SUITES, suite_named
+from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import Trial
 from phasicrl.optimize import DivergedError
 from phasicrl.presets import differences, get_preset
@@ -30,6 +31,32 @@ def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]
     }
 
 
+def vary(symbol: str, field: str, values: Iterable[int], usual: int) -> dict[str, dict[str, int]]:
+    return {f"{symbol} = {n}": {field: n} if n != usual else {} for n in values}
+
+
+@pytest.mark.parametrize(
+    ("suite", "expected"),
+    [
+        ("fig3", vary("E_π", "ppo.policy_epochs", range(1, 7), 1)),
+        ("value-epochs", vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), 1)),
+        ("fig4", vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), 6)),
+        ("fig5", vary("N_π", "aux.every", (2, 4, 8, 16, 32), 32)),
+        ("fig6", {"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
+        ("fig7", {"two networks": {}, "one network": {"model.value_path": "detached"}}),
+        ("fig9", {"values trained": {}, "values not trained": {"aux.value_coef": 0.0},
+                  "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": 2}}),
+        ("skip-aux", {"all phases": {}, "every other phase": {"aux.run_every": 2}}),
+        ("n-aux", {"N = N_π": {}, "N = N_π / 2": {"aux.iterations_per_epoch": 16},
+                   "N = N_π / 4": {"aux.iterations_per_epoch": 8},
+                   "the last N_π / 4 alone":
+                       {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"}}),
+    ],
+)  # fmt: skip
+def test_arms_have_the_sources_values_and_change_nothing_else(suite: str, expected: Any) -> None:
+    assert arms(suite, "bigfish") == expected
+
+
 def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     suite = SUITES["fig2"]
     assert suite.tasks("paper") == GAMES and len(GAMES) == 16 and suite.num_seeds == 3
@@ -42,47 +69,11 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     assert base.ppg.env.distribution == "hard" and base.ppg.total_env_steps == 100_000_000
 
 
-def test_sweeps_have_the_paper_s_values_and_change_nothing_else() -> None:
-    assert arms("fig3", "miner") == {
-        f"E_π = {n}": {"ppo.policy_epochs": n} if n > 1 else {} for n in range(1, 7)
-    }
-    assert arms("value-epochs", "miner") == {
-        f"E_V = {n}": {"ppo.value_epochs": n} if n > 1 else {} for n in (1, 2, 3, 6)
-    }
-    assert arms("fig4", "miner") == {
-        f"E_aux = {n}": {"aux.epochs": n} if n != 6 else {} for n in (1, 2, 3, 6, 9)
-    }
-    assert arms("fig5", "miner") == {
-        f"N_π = {n}": {"aux.every": n} if n != 32 else {} for n in (2, 4, 8, 16, 32)
-    }
-
-
-def test_the_pairs_of_figures_6_to_9() -> None:
-    assert arms("fig6", "miner")["KL penalty"] == {"ppo.clip": None, "ppo.kl_penalty": 1.0}
-    assert arms("fig7", "miner")["one network"] == {"model.value_path": "detached"}
-    assert arms("fig9", "miner") == {
-        "values trained": {},
-        "values not trained": {"aux.value_coef": 0.0},
-        "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": 2},
-    }
-    paths = [config.model.value_path for _, config in SUITES["fig8"].arms(base("fig8", "miner"))]
-    assert paths == ["shared", "separate"]
-
-
 def base(name: str, task: str, scale: Any = "paper") -> Any:
     return SUITES[name].base(task, scale)
 
 
-def test_the_two_savings_of_the_sources() -> None:
-    assert arms("skip-aux", "bigfish") == {
-        "all phases": {}, "every other phase": {"aux.run_every": 2}
-    }  # fmt: skip
-    assert arms("n-aux", "bigfish") == {
-        "N = N_π": {},
-        "N = N_π / 2": {"aux.iterations_per_epoch": 16},
-        "N = N_π / 4": {"aux.iterations_per_epoch": 8},
-        "the last N_π / 4 alone": {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"},
-    }
+def test_the_table_of_source_000() -> None:
     assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
     of_table = SUITES["seeds-table"].arms(base("seeds-table", "bigfish"))
     ppg, ppo, of_openai, *of_cleanrl = (config for _, config in of_table)
@@ -140,31 +131,12 @@ def test_every_arm_of_every_task_can_be_made_and_differs_from_the_others(
         assert all(identities.count(one) == 1 for one in identities), task
 
 
-def test_small_images_are_easy_narrow_and_have_several_phases() -> None:
-    small = base("fig5", "starpilot", "small").ppg
-    assert small.env.distribution == "easy" and small.model.channels == (4, 8, 8)
-    assert small.total_env_steps >= 4 * 32 * small.batch_size
-
-
-def test_small_budgets_are_those_of_the_committed_tables() -> None:
-    for name, suite in SUITES.items():
-        path = Path(__file__).parents[3] / "benchmarks" / "results" / "suites" / f"{name}-small.csv"
-        if name == "seeds-table":
-            assert not path.exists()  # a night, which nobody has had yet
-            continue
-        with path.open() as file:
-            trained = {(row["task"], int(row["budget"])) for row in csv.DictReader(file)}
-        for task in suite.tasks("small"):
-            steps = {config.total_env_steps for _, config in suite.arms(suite.base(task, "small"))}
-            assert {(task, budget) for budget in steps} <= trained
-
-
 def test_a_task_may_be_the_id_of_an_environment() -> None:
     assert base("fig2", "gymnasium:CartPole-v1", "small").ppg.env.id == "gymnasium:CartPole-v1"
     with pytest.raises(ValueError, match=r"no task 'starpilto' \(did you mean 'starpilot'\?\)"):
         base("fig2", "starpilto")
     with pytest.raises(ValueError, match="there is no suite 'fig1'"):
-        suite_named("fig1")
+        run_suite("fig1")
 
 
 def run(tmp_path: Path, name: str = "fig6", **options: Any) -> tuple[Any, list[tuple[str, ...]]]:

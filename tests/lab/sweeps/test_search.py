@@ -15,25 +15,7 @@ from phasicrl.cli import main
 from phasicrl.config import Config
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import search as module
-from phasicrl.lab.sweeps.search import (
-    STUDY,
-    Search,
-    distribution,
-    make_search,
-    open_study,
-    score_at,
-)
-from phasicrl.lab.sweeps.sweep import (
-    OUTCOME,
-    SEARCH,
-    TRIAL,
-    make_sweep,
-    read_as,
-    run_sweep,
-    sweep_status,
-    train_trial,
-    write,
-)
+from phasicrl.lab.sweeps import sweep
 from phasicrl.optimize import DivergedError
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import read_config
@@ -43,16 +25,16 @@ from tests.helpers import run_here
 VALUES: dict[str, Any] = {"ppo.learning_rate": ["log", 1e-5, 1e-1], "ppo.clip": [0.1, None]}
 
 
-def written(folder: Path, search: Search, count: int) -> Path:
+def written(folder: Path, search: module.Search, count: int) -> Path:
     """A search of a small configuration."""
-    write(folder / SEARCH, search)
+    sweep.write(folder / sweep.SEARCH, search)
     for number in range(count):
-        write(folder / f"{number:04d}" / TRIAL, search.base)
+        sweep.write(folder / f"{number:04d}" / sweep.TRIAL, search.base)
     return folder
 
 
 def trained(folder: Path, number: int) -> str:
-    return train_trial(folder / f"{number:04d}")
+    return sweep.train_trial(folder / f"{number:04d}")
 
 
 def test_values_come_from_their_lists() -> None:
@@ -61,7 +43,9 @@ def test_values_come_from_their_lists() -> None:
         "whole": ["uniform", 1, 3], "parts": ["uniform", 1, 3.0], "rates": ["log", 1e-4, 1.0],
         "words": ["log", "uniform", 3], "lists": [[32, 32], None],
     }  # fmt: skip
-    drawn = [study.ask({p: distribution(x) for p, x in spaces.items()}).params for _ in range(200)]
+    drawn = [
+        study.ask({p: module.distribution(x) for p, x in spaces.items()}).params for _ in range(200)
+    ]
     whole, parts, rates = ([each[name] for each in drawn] for name in ("whole", "parts", "rates"))
     assert set(whole) == {1, 2, 3} and all(type(value) is int for value in whole)
     assert len(set(parts)) == 200 and min(parts) >= 1 and max(parts) <= 3
@@ -74,18 +58,19 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     (tmp_path / "values.json").write_text(json.dumps(VALUES))
     words = [str(tmp_path / "search"), "classic-ppo", str(tmp_path / "values.json")]
     assert main(["sweep", "search", *words, "--trials", "2"]) == 0
-    assert make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", trials=5) == 3
-    base, file = get_preset("classic-ppo"), tmp_path / "search" / SEARCH
-    assert read_as(Search, file) == Search(base, VALUES, (1, 2, 3), 5)
-    assert [status.id for status in sweep_status(tmp_path / "search")] == [
+    made = module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5)
+    assert made == 3
+    base, file = get_preset("classic-ppo"), tmp_path / "search" / sweep.SEARCH
+    assert sweep.read_as(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
+    assert [status.id for status in sweep.sweep_status(tmp_path / "search")] == [
         f"{number:04d}" for number in range(5)
     ]
-    assert {status.state for status in sweep_status(tmp_path / "search")} == {"pending"}
+    assert {status.state for status in sweep.sweep_status(tmp_path / "search")} == {"pending"}
     with pytest.raises(ValueError, match="has another sweep"):
-        make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
-    make_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
+        module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
+    sweep.make_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match="has another sweep"):
-        make_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
+        module.make_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +93,7 @@ def test_a_search_is_refused_where_it_would_mislead(
 ) -> None:
     (tmp_path / "values.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=says):
-        make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", **options)
+        module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", **options)
     assert not (tmp_path / "search").exists()
 
 
@@ -133,16 +118,16 @@ def test_seeds_go_side_by_side_and_the_worse_half_is_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returns = Returns(monkeypatch)
-    search = Search(small(tmp_path, "ppo"), VALUES, (1, 2, 3, 4), 3)
+    search = module.Search(small(tmp_path, "ppo"), VALUES, (1, 2, 3, 4), 3)
     folder = written(tmp_path / "search", search, 12)
     states = [trained(folder, number) for number in range(12)]
-    study = open_study(folder)
+    study = module.open_study(folder)
     assert [state.name.lower() for state in (t.state for t in study.trials)] == states
     first = [step[1:] for step in returns.trained[:12]]
     assert first == [(seed, until) for until in (512, 1024, 1536) for seed in (1, 2, 3, 4)]
     assert "pruned" in states and states.index("pruned") >= 5, "five are finished first"
     for trial in study.trials:
-        config = read_config(folder / f"{trial.number:04d}" / TRIAL)
+        config = read_config(folder / f"{trial.number:04d}" / sweep.TRIAL)
         rate = trial.params["ppo.learning_rate"]
         assert config.ppo.learning_rate == rate and config.seed == 1
         # The interquartile mean of four leaves the best and the worst out.
@@ -156,7 +141,7 @@ def test_seeds_go_side_by_side_and_the_worse_half_is_pruned(
             others = [t.intermediate_values[steps[-1]] for t in study.trials[: trial.number]
                       if steps[-1] in t.intermediate_values]  # fmt: skip
             assert reported[steps[-1]] < sorted(others)[len(others) // 2]
-    scores = [status.score for status in sweep_status(folder) if status.state == "complete"]
+    scores = [status.score for status in sweep.sweep_status(folder) if status.state == "complete"]
     assert max(filter(None, scores)) == study.best_value
 
 
@@ -165,41 +150,42 @@ def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int]
 ) -> None:
     returns = Returns(monkeypatch)
-    search = Search(small(tmp_path, "ppo"), VALUES, (1, 2), 4)
+    search = module.Search(small(tmp_path, "ppo"), VALUES, (1, 2), 4)
     folder = written(tmp_path / "search", search, 2)
     returns.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
         trained(folder, 0)
-    (cut,) = open_study(folder).trials
+    (cut,) = module.open_study(folder).trials
     assert cut.state == TrialState.RUNNING
     assert list(cut.intermediate_values) == list(range(384, at[1], 384))
     assert [trained(folder, number) for number in (1, 0)] == ["complete"] * 2
-    study = open_study(folder)
+    study = module.open_study(folder)
     assert study.trials[0].params == cut.params and len(study.trials) == 2
     assert all([*t.intermediate_values] == [384, 768, 1152, 1536] for t in study.trials)
     before = len(returns.trained)
-    (folder / "0000" / OUTCOME).unlink()  # killed before it was written
+    (folder / "0000" / sweep.OUTCOME).unlink()  # killed before it was written
     assert trained(folder, 0) == "complete" and len(returns.trained) == before
 
 
 @pytest.mark.parametrize("left", [b'{"op_code":8,"trial', b""])
 def test_the_study_goes_on_after_a_line_that_a_full_disk_cut(tmp_path: Path, left: bytes) -> None:
-    open_study(tmp_path).ask().set_user_attr("a", 1)
-    with (tmp_path / STUDY).open("ab") as file:
+    module.open_study(tmp_path).ask().set_user_attr("a", 1)
+    with (tmp_path / module.STUDY).open("ab") as file:
         file.write(left)
-    open_study(tmp_path).ask().set_user_attr("a", 2)
-    assert [trial.user_attrs for trial in open_study(tmp_path).trials] == [{"a": 1}, {"a": 2}]
+    module.open_study(tmp_path).ask().set_user_attr("a", 2)
+    found = [trial.user_attrs for trial in module.open_study(tmp_path).trials]
+    assert found == [{"a": 1}, {"a": 2}]
 
 
 def test_values_that_do_not_go_together_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Returns(monkeypatch)
-    uneven = Search(small(tmp_path, "ppo"), {"ppo.num_minibatches": ["uniform", 2, 4]}, (1,))
+    uneven = module.Search(small(tmp_path, "ppo"), {"ppo.num_minibatches": ["uniform", 2, 4]}, (1,))
     folder = written(tmp_path / "search", uneven, 8)
     states = [trained(folder, number) for number in range(8)]
     assert {"complete", "fail"} == set(states), "64 steps in 3 minibatches"
-    for trial, state in zip(open_study(folder).trials, states, strict=True):
+    for trial, state in zip(module.open_study(folder).trials, states, strict=True):
         assert (trial.params["ppo.num_minibatches"] == 3) == (state == "fail")
 
 
@@ -212,6 +198,7 @@ def test_values_that_do_not_go_together_are_passed_over(
         ('{"values": {"ppo.clip": [1]}, "seeds": ["a"]}', "seeds is 'a'"),
         ('{"values": {"ppo.clip": [1]}, "rungs": "a"}', "rungs is 'a'"),
         ('{"values": {"env.id": ["gymnasium:sent_with_it:X-v0"]}}', "add --import sent_with_it"),
+        ('{"values": {"imports": [["sent_with_it"]]}}', "add --import sent_with_it"),
         ('{"values": {"ppo.clip": [1]}, "base": {"env": {"id": "gymnasium:sent_with_it:X-v0"}}}',
          "add --import sent_with_it"),
     ],
@@ -223,8 +210,8 @@ def test_a_search_that_was_received_runs_no_code_and_is_refused_in_one_sentence(
     (tmp_path / "sent_with_it.py").write_text("raise SystemExit('it runs')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials, "run_trials", run_here)
-    folder = written(tmp_path / "search", Search(small(tmp_path, "ppo"), VALUES), 1)
-    (folder / SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
+    folder = written(tmp_path / "search", module.Search(small(tmp_path, "ppo"), VALUES), 1)
+    (folder / sweep.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error
@@ -244,9 +231,9 @@ def test_a_run_that_diverged_counts_with_its_lowest_return(
     monkeypatch.setattr(trials, "train", diverging)
     files = module._train_until(config, 640)
     returns = [row[trials.RETURN] for row in files.metrics() if trials.RETURN in row]
-    assert score_at(files, 640) == min(returns)
-    assert score_at(files, 9 * 64) == returns[-1] != min(returns)
-    assert score_at(files, 5 * 64) == files.metrics()[4][trials.RETURN]
+    assert module.score_at(files, 640) == min(returns)
+    assert module.score_at(files, 9 * 64) == returns[-1] != min(returns)
+    assert module.score_at(files, 5 * 64) == files.metrics()[4][trials.RETURN]
 
 
 @pytest.mark.long
@@ -256,8 +243,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     """For real: a trial of two seeds, one that diverges at once, and the best one once more."""
     base = small(tmp_path / "again", "ppo", total_env_steps=12 * 64)
     base = base.with_updates({"ppo.max_grad_norm": None})
-    search = Search(base, {"ppo.learning_rate": [1e-3, 1e30]},
-                    (1, 2), 2)  # fmt: skip
+    search = module.Search(base, {"ppo.learning_rate": [1e-3, 1e30]}, (1, 2), 2)
     stops: list[tuple[int, int]] = []
     plain = module._train_until
 
@@ -269,12 +255,12 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     monkeypatch.setattr(module, "_train_until", noted)
     monkeypatch.setattr(trials, "run_trials", run_here)
     folder = written(tmp_path / "search", search, 6)
-    run_sweep(folder)
-    states = [status.state for status in sweep_status(folder)]
+    sweep.run_sweep(folder)
+    states = [status.state for status in sweep.sweep_status(folder)]
     assert set(states) == {"complete", "fail"}
     steps = [(1, 384), (2, 384), (1, 768), (2, 768)]
     assert stops == steps * states.count("complete")
-    best = folder / f"{states.index('complete'):04d}" / TRIAL
+    best = folder / f"{states.index('complete'):04d}" / sweep.TRIAL
     assert main(["sweep", "status", str(folder)]) == 0
     assert "phasicrl train --from" in capsys.readouterr().out
     assert main(["train", "--from", str(best), "--seed", "101"]) == 0

@@ -21,19 +21,6 @@ from phasicrl.config import Config
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import FailedTrialsError
 from phasicrl.lab.sweeps import sweep
-from phasicrl.lab.sweeps.sweep import (
-    OUTCOME,
-    SEARCH,
-    TRIAL,
-    Outcome,
-    grid,
-    make_sweep,
-    run_sweep,
-    sweep_status,
-    train_trial,
-    trial_folders,
-    write,
-)
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory, read_config
 from phasicrl.runs.lock import RunLock
@@ -51,8 +38,13 @@ def values(folder: Path, **lists: Any) -> Path:
 def written(folder: Path, *configs: Config) -> Path:
     """A sweep of configurations, each a trial named by its place."""
     for number, config in enumerate(configs):
-        write(folder / str(number) / TRIAL, config)
+        sweep.write(folder / str(number) / sweep.TRIAL, config)
     return folder
+
+
+def states(folder: Path) -> list[str]:
+    """The state of each trial."""
+    return [status.state for status in sweep.sweep_status(folder)]
 
 
 def three(tmp_path: Path) -> Path:
@@ -69,22 +61,24 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     envs = ["gymnasium:CartPole-v1", "gymnasium:Acrobot-v1"]
     base = small(tmp_path, "ppo")
-    arms = grid(base, {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs})
+    arms = sweep.grid(
+        base, {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs}
+    )
     clips = [(config.ppo.clip, config.model.hidden_sizes, config.env.id) for _, config in arms]
     assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
     assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
-    assert grid(base, {}) == [(base.name, base)]
+    assert sweep.grid(base, {}) == [(base.name, base)]
 
 
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     close = [0.123412, 0.123388]
-    assert make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
-    before = {path: path.read_text() for path in folder.glob(f"*/{TRIAL}")}
+    assert sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
+    before = {path: path.read_text() for path in folder.glob(f"*/{sweep.TRIAL}")}
     more = values(tmp_path, ppo__clip=[*close, 0.3])
-    assert make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
+    assert sweep.make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
     assert all(path.read_text() == text for path, text in before.items())
-    configs = [read_config(path / TRIAL) for path in trial_folders(folder)]
+    configs = [read_config(path / sweep.TRIAL) for path in sweep.trial_folders(folder)]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
     made = get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2})
@@ -122,13 +116,13 @@ def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
 
 
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
-    make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
-    with pytest.raises(ValueError, match="use a folder for each kind"):
-        make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
+    sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
+    with pytest.raises(ValueError, match="separate them"):
+        sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     (tmp_path / "search").mkdir()
-    (tmp_path / "search" / SEARCH).touch()
+    (tmp_path / "search" / sweep.SEARCH).touch()
     with pytest.raises(ValueError, match="has a search; choose another folder"):
-        make_sweep(tmp_path / "search", ["classic-ppo"])
+        sweep.make_sweep(tmp_path / "search", ["classic-ppo"])
 
 
 def test_weights_to_begin_with_are_found_from_everywhere(
@@ -136,23 +130,23 @@ def test_weights_to_begin_with_are_found_from_everywhere(
 ) -> None:
     run = train(small(tmp_path / "runs", "ppo", total_env_steps=64)).directory
     monkeypatch.chdir(tmp_path)
-    ((_, config),) = grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
+    ((_, config),) = sweep.grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
     assert config.init_from == str(run.resolve())
 
 
 @pytest.mark.usefixtures("here")
 def test_what_is_finished_or_trained_elsewhere_is_skipped(tmp_path: Path) -> None:
     folder, ended = three(tmp_path), list[tuple[str, str]]()
-    states = [status.state for status in sweep_status(folder)]
-    assert states == ["pending"] * 3
+    assert states(folder) == ["pending"] * 3
     with closing(RunLock(folder / "1")):
-        run_sweep(folder, on_trial=lambda *words: ended.append(words))
-        assert ended == [("0", "done"), ("2", "done")] and train_trial(folder / "1") == "running"
-        assert [status.state for status in sweep_status(folder)] == ["done", "running", "done"]
+        sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
+        assert ended == [("0", "done"), ("2", "done")]
+        assert sweep.train_trial(folder / "1") == "running"
+        assert states(folder) == ["done", "running", "done"]
     before = sorted((folder / "0").rglob("*"))
-    run_sweep(folder, on_trial=lambda *words: ended.append(words))
+    sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
     assert ended[2:] == [("1", "done")] and sorted((folder / "0").rglob("*")) == before
-    for status in sweep_status(folder):
+    for status in sweep.sweep_status(folder):
         (run,) = (folder / status.id / "runs").iterdir()
         assert status.env_steps == 128
         assert status.return_100 == RunDirectory(run).metrics(trials.RETURN)[-1][trials.RETURN]
@@ -173,11 +167,12 @@ def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
 
     monkeypatch.setattr(trials, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(folder)
-    assert sweep_status(folder)[0].state == "stopped" and sweep_status(folder)[0].env_steps == 576
+        sweep.run_sweep(folder)
+    first, _ = sweep.sweep_status(folder)
+    assert (first.state, first.env_steps) == ("stopped", 576)
     monkeypatch.setattr(trials, "train", plain)
-    run_sweep(folder)
-    assert [status.state for status in sweep_status(folder)] == ["done", "diverged"]
+    sweep.run_sweep(folder)
+    assert states(folder) == ["done", "diverged"]
     whole = RunDirectory(train(good).directory)
     (run,) = map(RunDirectory, (folder / "0" / "runs").iterdir())
     assert not list(differences(whole.weights(), run.weights()))
@@ -188,19 +183,23 @@ def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
 def test_a_failed_trial_is_reported_and_the_others_are_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also one whose files are damaged or hostile."""
+    """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
+    second = folder / "1" / sweep.TRIAL
+    sweep.write(second, replace(read_config(second), init_from="nowhere"))
+    with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n.*/sweep/1: .*nowhere is not"):
+        sweep.run_sweep(folder)
+    assert main(["sweep", "run", str(folder)]) == 1
+    assert capsys.readouterr().err.startswith("error: 1 trials failed")
+    assert {path.parent.name for path in folder.glob(f"*/{sweep.OUTCOME}")} == {"0", "2"}
     for text in ("{", "[]", '{"seed": "x"}', '{"env": 3}', '{"env": {"id": "gymnasium:sent:X"}}'):
-        (folder / "1" / TRIAL).write_text(text.replace('{"', '{"schema": 1, "', 1))
-        with pytest.raises(FailedTrialsError, match="1 trials failed"):
-            run_sweep(folder)
-        assert main(["sweep", "run", str(folder)]) == 1
+        second.write_text(text.replace('{"', '{"schema": 1, "', 1))
+        assert main(["sweep", "run", str(folder)]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: 1 trials failed") and "Traceback" not in error
-        assert str(folder / "1") in error and "sent" not in sys.modules
-    states = {path.parent.name for path in folder.glob(f"*/{OUTCOME}")}
-    assert states == {"0", "2"}
-    (folder / "0" / OUTCOME).write_text('{"schema": 1, "state": [3]}')
+        assert "sweep/1/trial.json" in error or "--import sent" in error
+        assert "Traceback" not in error and "sent" not in sys.modules
+    sweep.write(second, read_config(folder / "0" / sweep.TRIAL))
+    (folder / "0" / sweep.OUTCOME).write_text('{"schema": 1, "state": [3]}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2
         assert "outcome.json: state is [3]" in capsys.readouterr().err
@@ -218,20 +217,20 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
     for number in (1, 2, 3, 8, 11):
         taken.clear()
         for first in range(1, number + 1):
-            run_sweep(folder, shard=f"{first}/{number}")
+            sweep.run_sweep(folder, shard=f"{first}/{number}")
         assert sorted(taken) == [str(n) for n in range(8)]
     for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""):
         with pytest.raises(ValueError, match="expected I/N"):
-            run_sweep(folder, shard=wrong)
+            sweep.run_sweep(folder, shard=wrong)
     with pytest.raises(ValueError, match="has no trials of a sweep; `phasicrl sweep make"):
-        run_sweep(tmp_path)
+        sweep.run_sweep(tmp_path)
 
 
 def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
-    make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
-    write(next(iter(trial_folders(folder))) / OUTCOME, Outcome("done"))
-    (status,) = sweep_status(folder)
+    sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
+    sweep.write(next(iter(sweep.trial_folders(folder))) / sweep.OUTCOME, sweep.Outcome("done"))
+    (status,) = sweep.sweep_status(folder)
     assert (status.arm, status.state) == ("classic-ppo ppo.clip=0.1", "done")
     assert main(["sweep", "status", str(folder)]) == 0
     assert "classic-ppo" in capsys.readouterr().out
@@ -249,7 +248,7 @@ def locked_by(folder: Path) -> int:
 
 def has_begun(folder: Path, rows: int = 15) -> bool:
     """Whether every trial has some rows of metrics."""
-    runs = [[*(each / "runs").glob("*")] for each in trial_folders(folder)]
+    runs = [[*(each / "runs").glob("*")] for each in sweep.trial_folders(folder)]
     return all(of and len(RunDirectory(of[0]).last_rows(rows)) == rows for of in runs)
 
 
@@ -266,7 +265,7 @@ def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path:
     runner.terminate()
     output = runner.communicate(timeout=60)[0]
     assert runner.returncode == 75 and "Traceback" not in output
-    assert [status.state for status in sweep_status(folder)] == ["stopped"] * 2
+    assert states(folder) == ["stopped"] * 2
     runner = begin(folder)
     output = runner.communicate(timeout=240)[0]
     assert runner.returncode == 0 and "0: done" in output and "1: done" in output
@@ -286,8 +285,8 @@ def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
     long = small(tmp_path, "ppo", total_env_steps=150 * 64)
-    folder = written(tmp_path / "sweep", long, replace(long, seed=2), long)
-    (folder / "2" / TRIAL).write_text("{")
+    bad = replace(long, init_from="nowhere")
+    folder = written(tmp_path / "sweep", long, replace(long, seed=2), bad)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.getsignal(signal.SIGTERM)  # Ray takes it, and does not give it back
     size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -303,14 +302,14 @@ def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
             wait_for(lambda: has_begun(folder, 5), 120)
             cluster.remove_node(node, allow_graceful=False)
 
-        (folder / "2" / TRIAL).rename(folder / "damaged")
+        (folder / "2" / sweep.TRIAL).rename(folder / "bad.json")
         loser = threading.Thread(target=lose_a_node)
         loser.start()
-        run_sweep(folder, ray=(str(cluster.address),))
+        sweep.run_sweep(folder, ray=(str(cluster.address),))
         loser.join()
-        (folder / "damaged").rename(folder / "2" / TRIAL)
-        with pytest.raises(FailedTrialsError, match=r"sweep/2: .*trial.json"):
-            run_sweep(folder, ray=())
+        (folder / "bad.json").rename(folder / "2" / sweep.TRIAL)
+        with pytest.raises(FailedTrialsError, match=r"sweep/2: .*nowhere is not"):
+            sweep.run_sweep(folder, ray=())
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -12,7 +12,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from phasicrl.config import Config
+from phasicrl import Config
 
 
 def scaled_batch(config: Config, factor: float) -> Config:
@@ -75,8 +75,7 @@ def _whole(name: str, number: Fraction, factor: float) -> int:
     """Convert a number to an integer."""
     if number.denominator != 1 or number < 1:
         raise ValueError(
-            f"a batch {factor:g} times as large makes {name} {float(number):g}, "
-            "which is no whole number above zero; choose another factor, or change "
-            f"{name} first"
+            f"factor is {factor:g}, which makes {name} {float(number):g}; expected a whole number. "
+            f"Choose another factor, or change {name} first."
         )
     return int(number)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from phasicrl.config_io import nearest_name
 from phasicrl.lab.analysis.compare import Comparison, Units, compare_curves
 from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.plot import draw_curves, require_matplotlib, save_figure
 from phasicrl.lab.experiments import trials
-from phasicrl.lab.experiments.suites import Scale, suite_named
+from phasicrl.lab.experiments.suites import SUITES, Scale
 from phasicrl.lab.experiments.trials import Trial
 
 COLUMNS = (
@@ -29,25 +30,12 @@ COLUMNS = (
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteResult:
-    """The results of a suite.
-
-    Attributes:
-        comparison: comparison of the arms at the end of training.
-        files: files that were written.
-    """
-
-    comparison: Comparison
-    files: tuple[Path, ...]
-
-
 def run_suite(
     name: str, *, tasks: Sequence[str] = (), seeds: Sequence[int] = (),
     total_env_steps: int | None = None, scale: Scale = "small", jobs: int = 1,
     output_dir: Path = Path("runs/suites"), on_trial: Callable[[Trial], None] = lambda trial: None,
-) -> SuiteResult:  # fmt: skip
-    """Train an experiment of the source documents, and draw its curves.
+) -> Comparison:  # fmt: skip
+    """Train an experiment of the source documents, draw its curves and compare its arms.
 
     Finished runs are not repeated, also those of another suite; interrupted ones resume from their
     last checkpoint.
@@ -69,7 +57,10 @@ def run_suite(
             a task; nothing was trained. Or no arm has a return of every seed: all rows are written.
         FailedTrialsError: some runs failed; all others have their rows.
     """
-    suite = suite_named(name)
+    if name not in SUITES:
+        nearest = nearest_name(name, SUITES)
+        raise ValueError(f"there is no suite {name!r}{nearest}; accepted: {', '.join(SUITES)}")
+    suite = SUITES[name]
     require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
     threads, runs = trials.threads_of_each(jobs), list[Trial]()
@@ -92,7 +83,7 @@ def run_suite(
     figure = draw_curves(curves, "episodic return, last 100 episodes", f"{name}: {suite.about}")
     images = save_figure(figure, stem, f"suite {name}, {scale}")
     comparison = compare_curves(curves, metric=trials.RETURN, units=_units(runs))
-    return SuiteResult(comparison, (table.path, *images))
+    return replace(comparison, files=(table.path, *images))
 
 
 def measure(trial: Trial) -> list[trials.Row]:

@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from phasicrl.config import Config
+from phasicrl import Config, get_preset
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.envpool import GAMES
-from phasicrl.lab.experiments.tricks import Arm, arms_with, beside_base, checked, details, rungs
-from phasicrl.presets import PRESETS, get_preset
+from phasicrl.lab.experiments.tricks import (
+    Arm,
+    arms_for_env,
+    arms_with,
+    beside_base,
+    details,
+    rungs,
+)
+from phasicrl.presets import PRESETS
 
 Scale = Literal["small", "paper"]
 
@@ -32,8 +39,7 @@ A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(NamedTuple):
     """Settings of a task, which arms change.
 
     Attributes:
@@ -101,28 +107,13 @@ class Suite:
         return Base(ppg, ppo, images=task in GAMES)
 
 
-def suite_named(name: str) -> Suite:
-    """Return the suite of a name.
-
-    Raises:
-        ValueError: there is none; the nearest name is given.
-    """
-    if name not in SUITES:
-        nearest = nearest_name(name, SUITES)
-        raise ValueError(f"there is no suite {name!r}{nearest}; accepted: {', '.join(SUITES)}")
-    return SUITES[name]
-
-
 def _vary(
     symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
 ) -> Callable[[Base], list[Arm]]:
     """Make arms of PPG with other values of an option; those of the paper are for images."""
-
-    def arms(base: Base) -> list[Arm]:
-        values = images if base.images else vectors
-        return arms_with(base.ppg, {f"{symbol} = {value}": {field: value} for value in values})
-
-    return arms
+    return lambda base: arms_with(
+        base.ppg, {f"{symbol} = {x}": {field: x} for x in (images if base.images else vectors)}
+    )
 
 
 def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
@@ -241,12 +232,10 @@ def _details(base: Base) -> list[Arm]:
     """Return PPG on a task, and with one detail changed that the task does not have already."""
     ppg = base.ppg
     left_out: set[str] = set()
-    for group, minibatches in (
-        ("ppo", ppg.ppo.num_minibatches), ("aux", ppg.aux.num_minibatches)
-    ):  # fmt: skip
+    for group, phase in {"ppo": ppg.ppo, "aux": ppg.aux}.items():
         if ppg.model.memory != "none":
             left_out.add(f"{group}.minibatch_by transitions")
-        if ppg.env.num_envs % minibatches:
+        if ppg.env.num_envs % phase.num_minibatches:
             left_out.add(f"{group}.minibatch_by segments")
     if ppg.reward_norm.per == "none" or ppg.ppo.gamma == 0.99:
         left_out |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
@@ -271,8 +260,7 @@ def _penalties(base: Base) -> list[Arm]:
         "rewards as they are": {"reward_norm.per": "none"},
     }
     return arms_with(
-        base.ppg,
-        {f"{way}, {of}": kept[way] | rewards[of] for of in rewards for way in kept},
+        base.ppg, {f"{way}, {of}": kept[way] | rewards[of] for of in rewards for way in kept}
     )
 
 
@@ -336,7 +324,7 @@ SUITES: dict[str, Suite] = {
     "details": _of_details("PPG with one detail of its code changed (source 000)", _details,
                            paper=_TABLE, levels="easy"),
     "ppo-details": _of_details("PPO with one detail of its code changed",
-                               lambda base: checked(base.ppo, details)),
+                               lambda base: arms_for_env(base.ppo, details)),
     "penalties": _of_details("KL penalties, rewards normalized or not (source 001)", _penalties,
                              small=("pendulum", "hopper")),
     "rates": _of_details("policy epochs E_π at three learning rates (source 001)",
@@ -344,8 +332,8 @@ SUITES: dict[str, Suite] = {
     "mva": _of_report("deviations, normalized actions and rewards, learning rates (source 004)",
                       _report_settings, small=_REPORT, paper=_REPORT),
     "tricks": _of_report("PPO trick by trick, from REINFORCE up (source 003)",
-                         lambda base: checked(base.ppo, rungs)),
+                         lambda base: arms_for_env(base.ppo, rungs)),
     "tricks-one-out": _of_report("PPO with all tricks, and with all but one (source 003)",
-                                 lambda base: checked(base.ppo, _one_out)),
+                                 lambda base: arms_for_env(base.ppo, _one_out)),
 }  # fmt: skip
 """Suites by the names of `phasicrl suite`."""

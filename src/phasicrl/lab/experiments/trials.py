@@ -24,24 +24,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.algorithm import OnIteration, train
-from phasicrl.config import Config, defaults
+from phasicrl import Config, evaluate, train
 from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.host.machine import num_cores
 from phasicrl.host.signals import Signals, when_parent_ends
+from phasicrl.lab.analysis.curves import finite_points
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import make_agent
-from phasicrl.session.evaluate import evaluate
 from phasicrl.session.warm_start import load_matching_weights
 
 Item = TypeVar("Item")
@@ -55,8 +53,7 @@ RETURN = "charts/episodic_return_100"
 VALUE_LOSS = "losses/value_loss"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """One run to train.
 
     Attributes:
@@ -77,22 +74,22 @@ class Trial:
         return ", ".join(self.key)
 
 
+Measure = Callable[[Trial], list[Row]]
+"""Runs a trial; returns its rows."""
+
+
 def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
     """Return a trial for each seed."""
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
 
 
-def refuse_mixed_seeds(where: Path, seeds: Iterable[int], way: str) -> None:
-    """Refuse seeds for choosing and seeds for reporting in one place.
-
-    Args:
-        where: file or folder, for the message.
-        seeds: all seeds there.
-        way: remedy, for the message.
-    """
+def refuse_mixed_seeds(where: Path, seeds: Iterable[int]) -> None:
+    """Refuse seeds for choosing and seeds for reporting in one file or folder."""
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
-        raise ValueError(f"{where} would have {chosen}, and others, which are reported; {way}")
+        raise ValueError(
+            f"{where} would have {chosen}, and others, which are reported; separate them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ class ResultTable:
         """
         there = {self._key(row) for row in self.rows()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        refuse_mixed_seeds(self.path, seeds, "write them to another file")
+        refuse_mixed_seeds(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -185,7 +182,7 @@ def run_trials(
     """
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
-    running: dict[Any, tuple[Item, BaseProcess]] = {}
+    running: dict[Any, tuple[Item, Any]] = {}
     # The loop raises what arrives: raised inside a destructor, an exception would be lost.
     received: list[BaseException] = []
     with Signals(lambda error: received.append(error) is None) as signals:
@@ -244,15 +241,12 @@ def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tup
         else:
             yield item, outcome
     if failed:
-        way = "the same command resumes them"
-        raise FailedTrialsError(f"{len(failed)} trials failed; {way}:{''.join(failed)}")
+        number = f"{len(failed)} trials failed; the same command resumes them:"
+        raise FailedTrialsError(number + "".join(failed))
 
 
 def fill_table(
-    table: ResultTable,
-    trials: Sequence[Trial],
-    measure: Callable[[Trial], list[Row]],
-    jobs: int = 1,
+    table: ResultTable, trials: Sequence[Trial], measure: Measure, jobs: int = 1
 ) -> Iterator[Trial]:
     """Run the trials that a table lacks; yield each as soon as its rows are written.
 
@@ -287,7 +281,7 @@ def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = 
         if resolve(config.env.id)[0] != "gymnasium":
             changes["env.num_threads"] = threads
     # Without options at their defaults: a version with more options finds its runs.
-    usual = defaults()
+    usual = Config().identity()
     own = {path: value for path, value in config.identity().items() if value != usual.get(path)}
     digest = hashlib.sha256(json.dumps(own, default=str, sort_keys=True).encode()).hexdigest()
     changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
@@ -317,15 +311,13 @@ def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
             raise ValueError(f"{arm}: {error}") from None
 
 
-def train_unless_diverged(
-    config: Config, *, on_iteration: OnIteration | None = None
-) -> RunDirectory:
-    """Train or resume; a run that diverges, or did so before, is left as it is."""
+def train_unless_diverged(config: Config, **options: Any) -> RunDirectory:
+    """Train or resume, with options of `train`; a run that diverged is left as it is."""
     begun = RunDirectory.of(config)
     if begun and "diverged" in begun[-1].card:
         return begun[-1]
     try:
-        return RunDirectory(train(config, resume="auto", on_iteration=on_iteration).directory)
+        return RunDirectory(train(config, resume="auto", **options).directory)
     except DivergedError:
         return RunDirectory.of(config)[-1]
 
@@ -345,20 +337,18 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
     files = RunDirectory(directory)
     # A run that diverged in its first iteration has no rows.
     rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if files.last_rows(1) else []
-    losses = [row[VALUE_LOSS] for row in rows if math.isfinite(row.get(VALUE_LOSS, math.nan))]
-    returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
-    curve = []
-    for at in curve_grid(files.config.total_env_steps):
-        seen = [value for steps, value in returns if steps <= at + files.config.batch_size / 2]
-        curve.append(seen[-1] if seen else math.nan)
+    losses, (steps, returns) = finite_points(rows, VALUE_LOSS)[1], finite_points(rows, RETURN)
+    grid = curve_grid(files.config.total_env_steps) + files.config.batch_size / 2
+    # Before the first return there is none.
+    curve = np.append(returns, math.nan)[np.searchsorted(steps, grid, side="right") - 1]
     greedy = math.nan
     if "diverged" not in files.card:
         greedy = evaluate(directory, policies=("greedy",), make_env=make_env)[0].mean_return
     return {
         "env_steps": int(rows[-1]["env_steps"]) if rows else 0,
-        "return_100": round(returns[-1][1] if returns else math.nan, 3),
+        "return_100": round(float(returns[-1]) if len(returns) else math.nan, 3),
         "greedy_mean": round(greedy, 3),
-        "value_loss": f"{np.mean(losses) if losses else math.nan:.4g}",
+        "value_loss": f"{losses.mean() if len(losses) else math.nan:.4g}",
         "seconds": round(sum(row["time/total"] for row in rows), 1),
         "commit": files.card.get("commit") or "unknown",
         "curve": " ".join(f"{value:.5g}" for value in curve),

@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from gymnasium.spaces import Box
 
-from phasicrl.config import Config
+from phasicrl import Config
 from phasicrl.envs.make import episode_limit, make_envs
-from phasicrl.session.build import make_agent
 from phasicrl.spaces import is_image, leaves
 
 Mode = Literal["ladder", "leave-one-out"]
@@ -89,9 +88,7 @@ def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
     while num_steps < 2 * longest:
         num_steps *= 2
     num_envs = max(1, base.batch_size // num_steps)
-    return {
-        "ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs
-    }  # fmt: skip
+    return {"ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs}
 
 
 def rungs(
@@ -184,15 +181,12 @@ def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def checked(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
-    """Return `rungs` or `details` for the environment of `base`, checked to be trainable.
+def arms_for_env(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
+    """Return `rungs` or `details` for the environment of `base`.
 
     Args:
         base: see `rungs`.
         arms_of: `rungs` with a mode, or `details`.
-
-    Raises:
-        ValueError: some arm cannot be trained there.
     """
     with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:
         parts = [part for _, part in leaves(envs.observation_space) if not is_image(part)]
@@ -202,11 +196,5 @@ def checked(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
             "obs_norm.": any(isinstance(part, Box) for part in parts),
             "action.": any(isinstance(part, Box) for part in actions),
         }
-        unused = tuple(path for path, is_used in uses.items() if not is_used)
-        arms = arms_of(base, unused=unused, longest=episode_limit(base.env))
-        for name, config in arms:
-            try:
-                make_agent(config, envs)
-            except ValueError as error:
-                raise ValueError(f"the arm {name!r} cannot be trained: {error}") from None
-    return arms
+    unused = tuple(path for path, is_used in uses.items() if not is_used)
+    return arms_of(base, unused=unused, longest=episode_limit(base.env))

@@ -13,20 +13,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from phasicrl.config import Config
+from phasicrl import Config, get_preset
 from phasicrl.config_io import read_json
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import sweep
-from phasicrl.learner import Record
-from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.run import Run
 
 optuna = optional_module("optuna", "a search needs Optuna", "search")
 STUDY, _SLOT = "study.log", "slot"
@@ -137,20 +134,16 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = directory / STUDY
     lock = optuna.storages.journal.JournalFileOpenLock(str(path))
-    journal = optuna.storages.journal.JournalFileBackend(str(path), lock)
+    file = optuna.storages.journal.JournalFileBackend(str(path), lock)
     lock.acquire()
     try:  # Optuna could not read a line behind one that a full disk has cut
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     finally:
         lock.release()
-    return optuna.create_study(
-        storage=optuna.storages.JournalStorage(journal),
-        study_name="search",
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
-        pruner=optuna.pruners.MedianPruner(),
-    )
+    storage = optuna.storages.JournalStorage(file)
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    options = {"study_name": "search", "direction": "maximize", "load_if_exists": True}
+    return optuna.create_study(storage=storage, sampler=sampler, **options)
 
 
 def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
@@ -202,14 +195,12 @@ def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | 
 
 def _train_until(config: Config, until: int) -> RunDirectory:
     """Train a run until a number of steps, unless it has diverged or reached them before."""
-
-    def stop(run: Run, record: Record) -> Literal["stop"] | None:
-        return "stop" if run.env_steps >= until else None
-
     begun = RunDirectory.of(config)
     if begun and (rows := begun[-1].last_rows(1)) and rows[-1]["env_steps"] >= until:
         return begun[-1]
-    return runner.train_unless_diverged(config, on_iteration=stop)
+    return runner.train_unless_diverged(
+        config, on_iteration=lambda run, _: "stop" if run.env_steps >= until else None
+    )
 
 
 def score_at(files: RunDirectory, until: int) -> float:

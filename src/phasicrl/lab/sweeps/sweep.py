@@ -15,14 +15,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from phasicrl.config import Config, check_imports, format_value
+from phasicrl import Config, get_preset
+from phasicrl.config import check_imports, format_value
 from phasicrl.config_io import from_json, read_json, read_text, to_tree, write_json
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import Failure
-from phasicrl.presets import PRESETS, differences, get_preset
+from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.directory import RunDirectory, read_config
 from phasicrl.runs.lock import RunLock
 
@@ -88,7 +89,7 @@ def make_sweep(
     refuse_no_lists(lists)
     arms = [arm for preset in presets for arm in grid(get_preset(preset), lists)]
     used = [read_config(path).seed for path in directory.glob(f"*/{TRIAL}")]
-    trials.refuse_mixed_seeds(directory, [*used, *seeds], "use a folder for each kind")
+    trials.refuse_mixed_seeds(directory, [*used, *seeds])
     trials.refuse_untrainable(arms)
     new: dict[Path, Config] = {}
     for (_, config), seed in itertools.product(arms, seeds):
@@ -187,20 +188,15 @@ def run_sweep(
     if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
-    refused: list[tuple[Path, Failure]] = []
-    if (directory / SEARCH).is_file():
-        from phasicrl.lab.sweeps.search import searched_configs
+    for folder in folders:
+        check_imports(read_config(folder / TRIAL))
+    if (directory / SEARCH).is_file():  # received searches run no code either
+        from phasicrl.lab.sweeps.search import Search
 
-        for config in searched_configs(directory):
-            check_imports(config)
-    else:
-        for folder in folders:
-            try:
-                check_imports(read_config(folder / TRIAL))
-            except (ValueError, OSError) as error:
-                refused.append((folder, Failure(str(error))))
-    tried = [folder for folder in folders if folder not in dict(refused)]
-    left = (folder for folder in tried if outcome_of(folder).state in OPEN)
+        search = read_as(Search, directory / SEARCH)
+        importing = {"env", "env.id", "imports"} & search.values.keys()
+        grid(search.base, {path: search.values[path] for path in importing})
+    left = (folder for folder in folders if outcome_of(folder).state in OPEN)
     if ray is None:
         train = partial(train_trial, threads=trials.threads_of_each(jobs))
         outcomes = trials.run_trials(left, train, jobs=jobs)
@@ -269,8 +265,7 @@ def outcome_of(folder: Path) -> Outcome:
     return Outcome("stopped" if any(folder.glob("runs/*")) else "pending")
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStatus:
+class TrialStatus(NamedTuple):
     """The progress of a trial.
 
     Attributes:
