@@ -146,7 +146,7 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
     call, read_run = cli.call, cli.parse_run
     for module in (cli, lab_commands):
         monkeypatch.setattr(module, "call", parse)
-        monkeypatch.setattr(module, "parse_run", parse_run)
+    monkeypatch.setattr(cli, "parse_run", parse_run)
     try:
         cli.run_command(words, cli.all_commands(), "phasicrl")
     except Parsed:
