@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-<<<<<<< HEAD
-from typing import Any
-=======
 from typing import Any, Self, Unpack
->>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
 
 import numpy as np
 
@@ -21,11 +17,7 @@ from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.session import evaluation
 from phasicrl.session.bootstrap import bootstrap_interval
-<<<<<<< HEAD
-from phasicrl.session.build import make_agent
-=======
 from phasicrl.session.build import EvaluationObjects, make_agent
 from phasicrl.session.evaluation import (
     levels_in,
@@ -34,7 +26,6 @@ from phasicrl.session.evaluation import (
     play,
     refuse_levels,
 )
->>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,24 +170,6 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
-<<<<<<< HEAD
-    files = RunDirectory(Path(run_dir))
-    user = {"make_env": make_env, "make_vector_env": make_vector_env}
-    config = files.config_for(**user, make_encoder=make_encoder)
-    evaluation.refuse_levels(levels, None if any(user.values()) else config.env)
-    how: Any = {"episodes": episodes, "seed": seed, "precision": config.compute.policy_precision}
-    results = []
-    with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
-        table = None if file is None else evaluation.load_from_lab("StepTable")(file)
-        for which, policy in product(evaluation.levels_in(levels), policies):
-            envs = evaluation.make_evaluation_envs(
-                config, num_envs=min(episodes, 16), levels=which, seed=seed, **user
-            )
-            on_step = None if table is None else partial(table.add, which)
-            with closing(envs):
-                agent = load_agent(files, config, envs, make_encoder, weights)
-                played = evaluation.play(agent, envs, policy=policy, on_step=on_step, **how)
-=======
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
@@ -212,7 +185,6 @@ def evaluate(
                     on_step=None if table is None else partial(table.add, which),
                     precision=saved.config.compute.policy_precision,
                 )
->>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
             results.append(Evaluation(policy, *played, levels=which))
     if json is not None:
         rows = [result.to_dict() for result in results]

@@ -102,10 +102,6 @@ class PeriodicEvaluation:
         with closing(envs):
             return play(
                 agent, envs, episodes=self._episodes, policy=evaluation.policy,
-<<<<<<< HEAD
-                seed=seed, precision=precision,
-=======
                 seed=self._config.seed, precision=self._config.compute.policy_precision,
->>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
                 on_step=None if recorder is None else recorder.on_step,
             )  # fmt: skip

@@ -16,16 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
-<<<<<<< HEAD
-import gymnasium as gym
-
-from phasicrl.config import Config
-from phasicrl.config_io import read_text, write_json
-from phasicrl.envs.vector import MakeVectorEnv
-=======
 from phasicrl import Config, evaluate
-from phasicrl.config_io import read_text
->>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
+from phasicrl.config_io import read_text, write_json
 from phasicrl.lab.analysis.curves import Task, task_of
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
@@ -127,16 +119,6 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     # A resumed run has several files, named after its machine; their records can be joined.
     if events := sorted(run.path.glob("events.out.tfevents.*")):
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
-<<<<<<< HEAD
-    found = evaluate(folder, episodes=episodes, **own)
-    write_json(folder / EVALUATION_FILE, {
-        "episodes": episodes, "seed": 0,
-        "results": [each.to_dict() | {"returns": each.returns} for each in found],
-    })  # fmt: skip
-    if onnx:
-        export_policy(folder, **own)
-    (folder / PAGE_FILE).write_text(page(public, files.card, found), encoding="utf-8")
-=======
 
 
 def _write_pages(folder: Path, found: Sequence[Evaluation]) -> None:
@@ -144,9 +126,8 @@ def _write_pages(folder: Path, found: Sequence[Evaluation]) -> None:
     files = RunDirectory(folder)
     results = [each.to_dict() | {"returns": each.returns} for each in found]
     about = {"episodes": len(found[0].returns), "seed": 0, "results": results}
-    files.write_json(EVALUATION_FILE, about)
+    write_json(folder / EVALUATION_FILE, about)
     (folder / PAGE_FILE).write_text(page(files.config, files.card, found), encoding="utf-8")
->>>>>>> 3fe9de9 (Open saved agents in one place for evaluate, film, export, play and release)
     names = [name for name in FILES if (folder / name).is_file()]
     hashes = "".join(f"{_digest(folder / name)}  {name}\n" for name in names)
     (folder / HASHES_FILE).write_text(hashes)

@@ -53,13 +53,6 @@ class Search:
             raise ValueError(f"there is nothing to search ({given}); give at least 1 of each")
 
 
-def searched_configs(directory: Path) -> list[Config]:
-    """Return the base of a search with each of its environments."""
-    search = sweep.read_as(Search, directory / sweep.SEARCH)
-    ids = search.values.get("env.id", [search.base.env.id])
-    return [search.base.with_updates({"env.id": env_id}) for env_id in ids]
-
-
 def distribution(values: list[Any]) -> Any:
     """Return Optuna's distribution of an option.
 

@@ -203,7 +203,7 @@ def run_sweep(
     else:
         train = partial(train_trial, threads=cpus)
         outcomes = _run_on_ray(left, train, ray[0] if ray else "auto", cpus, gpus)
-    for folder, state in trials.raise_failures(itertools.chain(refused, outcomes)):
+    for folder, state in trials.raise_failures(outcomes):
         on_trial(folder.name, state)
 
 
