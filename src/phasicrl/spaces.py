@@ -341,7 +341,7 @@ def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
     limit = np.finfo(np.float32).max
     bounds = np.stack([space.low, space.high])
     low, high = np.where(np.isinf(bounds), bounds, bounds.clip(-limit, limit)).astype(np.float32)
-    return gym.spaces.Box(low, high, dtype=np.float32)
+    return gym.spaces.Box(low, high, space.shape, np.float32)
 
 
 def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:

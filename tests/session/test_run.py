@@ -279,7 +279,7 @@ class Unloadable(Corridor):
     [
         ({"compute.device": "cuda:7"}, "compute.device is 'cuda:7'", Corridor),
         ({"compute.device": "toaster"}, "compute.device is 'toaster'", Corridor),
-        ({"model.encoder": "impala"}, "not images; use --model.encoder mlp", Corridor),
+        ({"model.encoder": "impala"}, "impala does not fit the observations", Corridor),
         ({"output_dir": "/proc/none"}, "cannot be made there", Corridor),
         ({}, "no map", Unloadable),
     ],

@@ -227,6 +227,7 @@ def test_the_file_that_was_exported_last_is_played(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
     export_policy(run, format="torch", make_env=corridor, observations=8)
     (run / "policy.onnx").write_bytes(b"a damaged one")
+    os.utime(run / "policy.onnx", ns=(20, 20))
     os.utime(run / "policy.pt2", ns=(10, 10))
     with pytest.raises(ValueError, match="cannot be read as ONNX"):
         play_exported(run, episodes=2, make_env=corridor)
