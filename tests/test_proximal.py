@@ -93,7 +93,7 @@ def test_moments_of_advantages_count_each_rollout_once(tmp_path: Path) -> None:
     for batch in (torch.tensor([0.0, 2.0]), torch.tensor([3.0, 5.0])):
         learner.start_iteration()
         for again in (batch + 7, batch):  # computed twice
-            moments = learner.moments_before_rollout()
+            moments = learner.restore_advantage_moments()
             assert moments is not None
             moments.update(again)
     mean, square = (0 + 2 + 2 * 3 + 2 * 5) / 6, (0 + 4 + 2 * 9 + 2 * 25) / 6

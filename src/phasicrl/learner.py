@@ -114,8 +114,8 @@ class Learner:
             record["charts/value_learning_rate"] = rates[1]
         return record
 
-    def moments_before_rollout(self) -> EmaMoments | None:
-        """Return the advantage moments as they were before this iteration, to be updated again."""
+    def restore_advantage_moments(self) -> EmaMoments | None:
+        """Restore and return the advantage moments as they were before this iteration."""
         self.advantage_moments = copy.deepcopy(self._moments_before)
         return self.advantage_moments
 

@@ -247,7 +247,7 @@ def _compute_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
     """Call `compute_targets` with the learner's options and moments."""
-    world, moments = learner.executor.world, learner.moments_before_rollout()
+    world, moments = learner.executor.world, learner.restore_advantage_moments()
     return compute_targets(rollout, reward, learner.config.ppo, world, moments)
 
 
@@ -389,7 +389,7 @@ def policy_phase(
     # Adapt the KL penalty and the learning rate to the KL of the last epoch.
     if "losses/epoch_kl" in record:
         record |= learner.adapt_to_kl(record["losses/epoch_kl"])
-    # Before an auxiliary phase, observation statistics stay as all its rollouts were trained with.
+    # An auxiliary phase uses the statistics of its last rollout, and updates them at its end.
     if not learner.auxiliary_phase_is_due:
         learner.update_observation_statistics(rollout)
     return _finite(executor.world.mean_of(means.result())) | record | seconds
@@ -424,7 +424,7 @@ def auxiliary_phase(
 ) -> Record:  # fmt: skip
     """Train all heads for E_aux epochs on all rollouts of the phase.
 
-    An interrupted phase continues with the next minibatch: the buffer stores the progress.
+    A phase that was interrupted continues with the epoch in which it stopped.
 
     Args:
         learner: trained in place; its agent has an auxiliary value head.

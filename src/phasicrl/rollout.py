@@ -131,7 +131,8 @@ class PolicySamples(Samples):
     old_value: Float[Tensor, "S L"]
     advantage: Float[Tensor, "S L"]
     old_dist_params: Float[Tensor, "S L P"] | None = None
-    """Parameters of the policy before the update, where its divergence is penalized exactly."""
+    """Parameters of the policy that an exact KL penalty is taken from: the behavior policy, or the
+    proximal one under PPO-EWMA."""
     weight: Float[Tensor, "S L"] | None = None
     """How much each step counts, 1 in the mean over the rollout, where not all count alike."""
 

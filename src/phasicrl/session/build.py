@@ -84,8 +84,8 @@ def start_run(
     check_types(config)
     for module in config.imports:
         import_module(module)
-    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
-    if resume == "auto" and begun:
+    begun = RunDirectory.of(config) if resume == "auto" else []
+    if begun := [files for files in begun if files.checkpoints]:
         return resume_run(begun[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as resources, ExitStack() as undo:
