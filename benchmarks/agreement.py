@@ -42,7 +42,7 @@ sys.path.insert(0, str(HERE))
 
 from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder beside this file
 
-from phasicrl.host.provenance import commit  # noqa: E402
+from phasicrl.system.provenance import commit  # noqa: E402
 
 REFERENCES = {
     "openai-ppg": "https://github.com/openai/phasic-policy-gradient",

@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.host.provenance import commit
 from phasicrl.lab.experiments.batch_scale import scaled_batch
 from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table, over_seeds
-from phasicrl.session.bootstrap import bootstrap_interval
-from phasicrl.session.run import Run
+from phasicrl.system.provenance import commit
+from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.run import Run
 
 COMMON = (
     "classic-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 16 "

@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.host.provenance import commit
+from phasicrl.system.provenance import commit
 
 KINDS = {
     "convolutions, forward": ("aten::mkldnn_convolution",),

@@ -23,9 +23,9 @@ import tyro
 
 from phasicrl.config import ModelConfig
 from phasicrl.execution import device
-from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit
 from phasicrl.models.encoders import ImpalaCNN, in_precision
+from phasicrl.system.machine import num_cores
+from phasicrl.system.provenance import commit
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5

@@ -24,10 +24,10 @@ import tyro
 
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import parse_config
-from phasicrl.host.machine import describe
-from phasicrl.host.provenance import commit
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.run import Run
+from phasicrl.system.machine import describe
+from phasicrl.system.provenance import commit
+from phasicrl.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = ("procgen-ppg", "procgen-ppo", "procgen-ppg-single")

@@ -30,7 +30,7 @@ from phasicrl.lab.experiments.trials import (
     over_seeds,
 )
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.evaluate import evaluate
+from phasicrl.training.evaluate import evaluate
 
 LEARNING_COLUMNS = (
     "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",

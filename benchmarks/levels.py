@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.host.provenance import commit
 from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table
-from phasicrl.session.run import Run
+from phasicrl.system.provenance import commit
+from phasicrl.training.run import Run
 
 FIELDS = "--model.channels 8 16 16 --total-env-steps 300_000"
 EVALUATION = (

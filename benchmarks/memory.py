@@ -20,10 +20,10 @@ from pathlib import Path
 import tyro
 
 from phasicrl import get_preset
-from phasicrl.host.machine import processor
-from phasicrl.host.provenance import commit
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.session.build import start_run
+from phasicrl.system.machine import processor
+from phasicrl.system.provenance import commit
+from phasicrl.training.build import start_run
 
 
 def peak_memory() -> int:

@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit
 from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table
-from phasicrl.session.run import Run
+from phasicrl.system.machine import num_cores
+from phasicrl.system.provenance import commit
+from phasicrl.training.run import Run
 
 SETTINGS = {
     "fp32": "--compute.policy-precision fp32 --compute.aux-precision fp32",

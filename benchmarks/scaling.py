@@ -42,9 +42,9 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.config import Config
 from phasicrl.distributed import World
-from phasicrl.host.machine import num_cores, processor
-from phasicrl.host.provenance import commit
-from phasicrl.session.run import Run
+from phasicrl.system.machine import num_cores, processor
+from phasicrl.system.provenance import commit
+from phasicrl.training.run import Run
 
 RUNS = {
     "procgen-ppo": "procgen-ppo --ppo.num-steps 32",

@@ -45,8 +45,8 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.host.machine import describe, num_cores, package_version, processor
-from phasicrl.host.provenance import commit
+from phasicrl.system.machine import describe, num_cores, package_version, processor
+from phasicrl.system.provenance import commit
 
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = (

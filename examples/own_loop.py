@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from phasicrl import get_preset
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.session.build import start_run
-from phasicrl.session.run import Run
+from phasicrl.training.build import start_run
+from phasicrl.training.run import Run
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phasicrl.host.provenance import commit
+from phasicrl.system.provenance import commit
 from tests import helpers
 
 pytest_plugins = ["tests.rerun"]

@@ -79,7 +79,7 @@ def interrupt(*_: object) -> None:
 def train_all_ways(name: str, folder: Path) -> None:
     """Train, fail, and be interrupted."""
     from phasicrl import train
-    from phasicrl.host.signals import Preempted
+    from phasicrl.system.signals import Preempted
     from tests.helpers import corridor, tiny, tiny_aux
 
     config = tiny(folder, aux=tiny_aux()).with_updates(SETTINGS[name])

@@ -32,8 +32,8 @@ from phasicrl.config import (
 )
 from phasicrl.lab.experiments.trials import Failure
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import start_run
-from phasicrl.session.run import Run
+from phasicrl.training.build import start_run
+from phasicrl.training.run import Run
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):

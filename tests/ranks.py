@@ -21,7 +21,7 @@ from torch import distributed as dist
 from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.rollout import PolicySamples, Samples
-from phasicrl.session.run import Run
+from phasicrl.training.run import Run
 from tests import golden
 
 _SERVER = multiprocessing.get_context("forkserver")

@@ -10,7 +10,7 @@ from phasicrl.config_io import read_json
 from phasicrl.lab.export.package import EVALUATION_FILE, check_package
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.evaluate import evaluate
+from phasicrl.training.evaluate import evaluate
 from tests.helpers import skip_without_envpool
 
 ROOT = Path(__file__).parents[1]

@@ -22,13 +22,13 @@ def test_no_public_name_is_a_modules_name() -> None:
 
 @pytest.mark.parametrize(
     "before",
-    ["", "import phasicrl.algorithm, phasicrl.session.evaluate", "import phasicrl.algorithm"],
+    ["", "import phasicrl.algorithm, phasicrl.training.evaluate", "import phasicrl.algorithm"],
 )
 def test_names_are_the_same_whatever_was_imported_before(before: str) -> None:
     code = f"""{before}
-import phasicrl.algorithm as page, phasicrl.session.evaluate, inspect
+import phasicrl.algorithm as page, phasicrl.training.evaluate, inspect
 from phasicrl import evaluate, resume, train
-assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.session.evaluate)))
+assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.training.evaluate)))
 assert all(map(inspect.isfunction, (train, resume, evaluate, phasicrl.train, phasicrl.evaluate)))
 assert page.train is train and "Start reading here" in page.__doc__"""
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -68,7 +68,7 @@ def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
         open_run(tiny(tmp_path, reward_norm=RewardNormConfig(per="none"), total_env_steps=64)),
         set(),
     )
-    given = ("envs/", "models/", "runs/", "session/", "distributed.py")
+    given = ("envs/", "models/", "runs/", "training/", "distributed.py")
 
     def in_package(frame: FrameType | None) -> str:
         """The file of the nearest frame of ours, as `room/module.py`; empty where there is none."""
@@ -114,7 +114,7 @@ def named_on_the_page() -> list[str]:
     text = PAGE.read_text()
     drawing = re.search(r"```\n(.*?)```", text, re.S)
     assert drawing is not None
-    folders = ["models", "envs", "execution", "runs", "experiments", "host"]
+    folders = ["models", "envs", "execution", "runs", "experiments", "system"]
     modules = [path.stem for path in PACKAGE.glob("*.py")] + folders
     found = re.findall(r"`([a-z_]+(?:\.\w+)+)`", text)
     found += re.findall(r"([a-z_]+(?:\.\w+)+)", drawing.group(1))

@@ -15,8 +15,8 @@ import pytest
 import tyro
 
 from phasicrl import cli
-from phasicrl.host.provenance import commit
 from phasicrl.lab.export.package import release
+from phasicrl.system.provenance import commit
 from tests.test_pages_run import small_presets
 from tests.test_results import rows_of
 from tools.figures import FIGURES, FOLDER

@@ -21,8 +21,8 @@ from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.experiments.run_suite import run_suite
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session import evaluate as evaluation
-from phasicrl.session.run import Run
+from phasicrl.training import evaluate as evaluation
+from phasicrl.training.run import Run
 from tests.helpers import TRAIN
 
 SMALL = [

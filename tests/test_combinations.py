@@ -14,9 +14,9 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params
 from phasicrl.rollout import Samples
-from phasicrl.session.build import start_run
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.run import Run
+from phasicrl.training.build import start_run
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.run import Run
 from tests.helpers import Levers, tiny, tiny_aux
 
 FLAGS = ("memory", "mask", "ppg", "discrete")

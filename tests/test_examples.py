@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.session.build import start_run
+from phasicrl.training.build import start_run
 from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
 
 FOLDER = Path(__file__).parents[1] / "examples"

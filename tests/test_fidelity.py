@@ -26,8 +26,8 @@ from phasicrl.models.agent import Agent
 from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatches, policy_phase
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
-from phasicrl.session.build import start_run
-from phasicrl.session.run import Run
+from phasicrl.training.build import start_run
+from phasicrl.training.run import Run
 from tests.helpers import OPENED, corridor, open_run, tiny
 
 LOW, HIGH = np.array([-0.5, 0.0], np.float32), np.array([0.25, 2.0], np.float32)

@@ -28,9 +28,9 @@ from phasicrl.lab.bench import measure
 from phasicrl.presets import get_preset
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import start_run
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.run import Run
+from phasicrl.training.build import start_run
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.run import Run
 from tests.execution.test_executor import both, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden

@@ -16,7 +16,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.evaluate import evaluate
+from phasicrl.training.evaluate import evaluate
 from tests.golden import Image
 from tests.helpers import tiny, tiny_aux
 

@@ -23,7 +23,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.lab.experiments import suites, trials
 from phasicrl.presets import PRESETS, Preset, get_preset
-from phasicrl.session.evaluate import Evaluation, evaluate
+from phasicrl.training.evaluate import Evaluation, evaluate
 from tests.helpers import run_here
 from tests.test_docs import ROOT, TEXTS, commands, own_commands
 

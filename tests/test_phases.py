@@ -18,8 +18,8 @@ from phasicrl.config import AuxConfig, Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
-from phasicrl.session.build import start_run
-from phasicrl.session.run import Run
+from phasicrl.training.build import start_run
+from phasicrl.training.run import Run
 from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, open_run, tiny, tiny_aux
 
 NO_PENALTY = torch.tensor(0.0)

@@ -15,7 +15,7 @@ from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.session.evaluate import evaluate
+from phasicrl.training.evaluate import evaluate
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`"

@@ -24,7 +24,7 @@ from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_interval
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 

@@ -27,7 +27,7 @@ OF_ROOT = {
 """Pages of the repository's root, and their names on the site."""
 MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
-    "phasicrl.objectives", "phasicrl.returns", "phasicrl.session.evaluate",
+    "phasicrl.objectives", "phasicrl.returns", "phasicrl.training.evaluate",
     "phasicrl.lab.experiments.run_suite", "phasicrl.lab.film.video",
     "phasicrl.lab.analysis.plot", "phasicrl.lab.analysis.curves",
     "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",

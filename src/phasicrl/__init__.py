@@ -25,9 +25,9 @@ from phasicrl.presets import get_preset
 
 if TYPE_CHECKING:
     from phasicrl.algorithm import resume, train
-    from phasicrl.session.evaluate import evaluate
+    from phasicrl.training.evaluate import evaluate
 
-_HOME = {"evaluate": "session.evaluate", "resume": "algorithm", "train": "algorithm"}
+_HOME = {"evaluate": "training.evaluate", "resume": "algorithm", "train": "algorithm"}
 __all__ = [
     "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
     "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "resume", "train",

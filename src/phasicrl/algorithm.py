@@ -16,8 +16,8 @@ from phasicrl.distributed import join
 from phasicrl.learner import Record
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import UserObjects, resume_run, start_run
-from phasicrl.session.run import Run
+from phasicrl.training.build import UserObjects, resume_run, start_run
+from phasicrl.training.run import Run
 
 OnIteration = Callable[[Run, Record], Literal["stop"] | None]
 """Called after each iteration with the run and its metrics; "stop" ends the run there."""

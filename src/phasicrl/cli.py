@@ -27,8 +27,8 @@ from phasicrl.config_io import nearest_name, printable
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
-    from phasicrl.session.evaluate import Evaluation
-    from phasicrl.session.run import Run
+    from phasicrl.training.evaluate import Evaluation
+    from phasicrl.training.run import Run
 
 _PLAIN_WARNING = warnings.formatwarning
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -221,7 +221,7 @@ def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     options, config = parse_run(words, "train", _TrainOptions)
     from phasicrl.algorithm import train
-    from phasicrl.host.signals import exiting_preempted
+    from phasicrl.system.signals import exiting_preempted
 
     with exiting_preempted():
         _print_run(train(config, resume=options.resume))
@@ -300,7 +300,7 @@ def _print_help(command: str, kind: type, base: Config) -> None:
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     from phasicrl.algorithm import resume
-    from phasicrl.host.signals import exiting_preempted
+    from phasicrl.system.signals import exiting_preempted
 
     with exiting_preempted():
         _print_run(call(resume, "resume", words))
@@ -327,7 +327,7 @@ def _print_run(run: Run) -> None:
 
 def _evaluate(words: list[str]) -> None:
     """Run episodes that the agent has not trained on, and report their returns."""
-    from phasicrl.session.evaluate import evaluate, generalization_gaps
+    from phasicrl.training.evaluate import evaluate, generalization_gaps
 
     results = call(evaluate, "evaluate", words)
     print_evaluations(results)

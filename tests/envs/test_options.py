@@ -24,8 +24,8 @@ from phasicrl.config_io import SCHEMA
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.options import read_options
 from phasicrl.presets import get_preset
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.evaluation import make_evaluation_envs
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.evaluation import make_evaluation_envs
 from tests.envs.counting import Counting
 from tests.envs.test_make import needs_envpool, refused
 from tests.helpers import assert_same, skip_without_envpool, tiny

@@ -24,8 +24,8 @@ from phasicrl.envs.protocol import EnvError, TimeStep
 from phasicrl.lab.film.recorder import StepTable
 from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.evaluation import EpisodeTracker
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.evaluation import EpisodeTracker
 from tests.envs.acting import make
 from tests.helpers import Corridor, assert_same_run, rows_of, stop_at, tiny, tiny_aux
 

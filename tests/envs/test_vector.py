@@ -19,7 +19,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.session.evaluate import evaluate
+from phasicrl.training.evaluate import evaluate
 from tests.envs.acting import NEVER, check_known_episodes, draw_action
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting
 from tests.helpers import Corridor, tiny

@@ -70,7 +70,7 @@ from types import SimpleNamespace
 from phasicrl.algorithm import learn
 from phasicrl.config import CheckpointConfig
 from phasicrl.envs import watchdog
-from phasicrl.session.build import start_run
+from phasicrl.training.build import start_run
 from tests.helpers import Corridor, tiny
 
 hangs = threading.Event()

@@ -29,7 +29,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
-from phasicrl.session.run import Run
+from phasicrl.training.run import Run
 from tests.golden import Image
 from tests.helpers import (
     OBS_NORM,

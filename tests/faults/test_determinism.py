@@ -9,8 +9,8 @@ import pytest
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig, Config
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.run import Run
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import KINDS, small
 from tests.helpers import assert_same, differences, rows_of, stop_at

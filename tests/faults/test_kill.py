@@ -17,7 +17,7 @@ import pytest
 
 from phasicrl.algorithm import resume, train
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.run import Run
+from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import (
     KINDS,

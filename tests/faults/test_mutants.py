@@ -13,21 +13,21 @@ import pytest
 from tests.faults.conftest import Fault
 
 ROOT = Path(__file__).parents[2]
-RESUME, SAVE = "tests/session/test_exact_resume.py", "tests/runs/test_checkpoint.py"
+RESUME, SAVE = "tests/training/test_exact_resume.py", "tests/runs/test_checkpoint.py"
 MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     (
         "optimize.py", "(~apply_if).to(torch.float)", "torch.zeros(())",
         "tests/faults/test_numerics.py",
     ),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
-    ("session/run.py", "generator.set_state(action_state)", "pass", RESUME),
+    ("training/run.py", "generator.set_state(action_state)", "pass", RESUME),
     ("learner.py", '"reward_normalizer": self.reward_normalizer,', "", RESUME),
     ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
     (
         "learner.py", "optimize.restore_layout_(optimizer)", "pass",
-        "tests/session/test_run.py -k images",
+        "tests/training/test_run.py -k images",
     ),
-    ("session/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
+    ("training/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
     ("envs/bridge.py", "self._lengths[ended] = 0", "pass", RESUME),
     (
@@ -57,8 +57,8 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/faults/test_determinism.py -k changed",
     ),
     (
-        "session/run.py", "            self._save_on_exit()\n", "            pass\n",
-        "tests/session/test_interruption.py",
+        "training/run.py", "            self._save_on_exit()\n", "            pass\n",
+        "tests/training/test_interruption.py",
     ),
 )  # fmt: skip
 """A file of the package, what is there, what is put there, and the tests that have to fail."""

@@ -19,7 +19,7 @@ from phasicrl.cli import main
 from phasicrl.config import CheckpointConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.optimize import DivergedError
-from phasicrl.session.run import Run
+from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import only_run
 from tests.helpers import Corridor, assert_same, corridor, rows_of, tiny, tiny_aux

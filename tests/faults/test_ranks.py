@@ -29,8 +29,8 @@ from phasicrl.execution.executor import EagerStep
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import checkpoints, load_part_of, num_processes
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session import agreement
-from phasicrl.session.run import Run
+from phasicrl.training import agreement
+from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import (
     assert_unbroken,

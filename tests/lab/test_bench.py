@@ -11,10 +11,10 @@ import pytest
 
 from phasicrl import algorithm, cli
 from phasicrl.config import ModelConfig
-from phasicrl.host.provenance import commit
 from phasicrl.lab import bench
 from phasicrl.lab.bench import measure
-from phasicrl.session.build import start_run
+from phasicrl.system.provenance import commit
+from phasicrl.training.build import start_run
 from tests.helpers import corridor, tiny, tiny_aux
 
 

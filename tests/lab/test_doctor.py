@@ -8,9 +8,9 @@ import io
 import pytest
 from rich.console import Console
 
-from phasicrl.host import machine
 from phasicrl.lab import doctor
 from phasicrl.lab.doctor import Check, as_table, diagnose
+from phasicrl.system import machine
 
 
 def text_of(checks: list[Check]) -> str:

@@ -16,7 +16,7 @@ from phasicrl.config import ModelConfig, ObsNormConfig, PPOConfig, ValueNormConf
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss
 from phasicrl.rollout import AuxiliarySamples, PolicySamples
-from phasicrl.session.evaluate import evaluate
+from phasicrl.training.evaluate import evaluate
 from tests.helpers import OBS_NORM, Corridor, tiny, tiny_aux
 
 S, L, A = 3, 4, 5

@@ -18,10 +18,10 @@ import torch
 from phasicrl import resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
 from phasicrl.config_io import printable
-from phasicrl.host.provenance import commit
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory, read_config
-from phasicrl.session.run import Run
+from phasicrl.system.provenance import commit
+from phasicrl.training.run import Run
 from tests.helpers import assert_same, corridor, tiny, tiny_aux
 
 

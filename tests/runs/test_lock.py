@@ -11,7 +11,7 @@ import pytest
 
 from phasicrl.algorithm import resume, train
 from phasicrl.runs.lock import RunLock
-from phasicrl.session.build import resume_run
+from phasicrl.training.build import resume_run
 from tests.helpers import corridor, tiny
 
 HOLD = """

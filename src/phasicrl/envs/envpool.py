@@ -53,8 +53,8 @@ from phasicrl.envs.checks import Interface
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import read_options
 from phasicrl.envs.protocol import ExactState
-from phasicrl.host.machine import num_cores
 from phasicrl.spaces import as_float32, check_spaces
+from phasicrl.system.machine import num_cores
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""

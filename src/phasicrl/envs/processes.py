@@ -19,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
-from phasicrl.host.signals import when_parent_ends
+from phasicrl.system.signals import when_parent_ends
 
 CLOSE_SECONDS = 5
 """Time that processes get to end."""

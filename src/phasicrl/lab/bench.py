@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from phasicrl import Config
 from phasicrl.algorithm import learn
 from phasicrl.config_io import to_tree
-from phasicrl.session.build import UserObjects, start_run
-from phasicrl.session.run import Run
+from phasicrl.training.build import UserObjects, start_run
+from phasicrl.training.run import Run
 
 _SECONDS = 0.3
 """Seconds for which each pass through the networks is repeated."""

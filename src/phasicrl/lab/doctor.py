@@ -24,7 +24,7 @@ from rich.text import Text
 from phasicrl import EnvConfig
 from phasicrl.envs import native
 from phasicrl.envs.make import make_envs
-from phasicrl.host import machine
+from phasicrl.system import machine
 
 Status = Literal["ok", "warning", "missing", "broken"]
 

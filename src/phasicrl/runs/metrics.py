@@ -22,9 +22,9 @@ from typing import Any
 
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
-from phasicrl.host.machine import optional_module
 from phasicrl.runs.console import Display, Values
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
+from phasicrl.system.machine import optional_module
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",

@@ -12,7 +12,7 @@ import pytest
 from phasicrl.cli import main
 from phasicrl.config import EnvConfig, PPOConfig
 from phasicrl.lab.analysis.compare import compare_runs
-from phasicrl.session.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_interval
 from tests.lab.analysis.runs import HARD, make_run, make_runs, numbers, own_curve, publish, read_csv
 
 

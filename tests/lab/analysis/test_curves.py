@@ -11,7 +11,7 @@ import pytest
 
 from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, PPOConfig
 from phasicrl.lab.analysis.curves import Curve, Task, run_curves
-from phasicrl.session.bootstrap import bootstrap_band
+from phasicrl.training.bootstrap import bootstrap_band
 from tests.lab.analysis.runs import RETURN, make_run, make_runs
 
 

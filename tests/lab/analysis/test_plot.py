@@ -17,7 +17,7 @@ from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.plot import draw_curves, plot_runs
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.lab.experiments.run_suite import run_suite
-from phasicrl.session.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_interval
 from tests.lab.analysis.runs import RETURN, make_run, make_runs, numbers, own_curve, read_csv
 
 pytest.importorskip("matplotlib")

@@ -152,7 +152,7 @@ def run(tmp_path: Path, name: str = "fig6", **options: Any) -> tuple[Any, list[t
 @pytest.fixture
 def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate nothing, and train in this process."""
-    from phasicrl.session.evaluate import Evaluation
+    from phasicrl.training.evaluate import Evaluation
 
     evaluation = [Evaluation("greedy", (7.0,), (7,))]
     monkeypatch.setattr(trials, "evaluate", lambda *_, **__: evaluation)

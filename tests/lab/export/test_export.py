@@ -26,9 +26,9 @@ from phasicrl.config import (
 from phasicrl.lab.export.export import export_policy, open_policy, play_exported
 from phasicrl.models.memory import RecurrentMemory
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import make_agent
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.evaluation import make_evaluation_envs
+from phasicrl.training.build import make_agent
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.evaluation import make_evaluation_envs
 from tests.envs.counting import Structured
 from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, tiny, tiny_aux
 

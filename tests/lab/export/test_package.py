@@ -27,8 +27,8 @@ from phasicrl.lab.export.package import (
 )
 from phasicrl.runs.checkpoint import digest_of_file
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.evaluate import Evaluation, evaluate
-from phasicrl.session.run import Run
+from phasicrl.training.evaluate import Evaluation, evaluate
+from phasicrl.training.run import Run
 from tests.helpers import corridor, rows_of, tiny
 from tests.lab.analysis.runs import make_run
 

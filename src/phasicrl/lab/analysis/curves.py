@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from phasicrl import Config
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.session.bootstrap import bootstrap_band
+from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from phasicrl.config_io import nearest_name
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.curves import Curve, run_curves
 from phasicrl.lab.analysis.references import reference_curves
 from phasicrl.runs.metrics import METRICS
+from phasicrl.system.machine import optional_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,6 @@ import numpy as np
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.config_io import replacing
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.curves import Points, finite_points, smoothed
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
 from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
@@ -28,6 +27,7 @@ from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.console import duration
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
+from phasicrl.system.machine import optional_module
 
 PAGE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasicrl.session.bootstrap import CONFIDENCE, DRAWS_AT_ONCE, RESAMPLES, middle_of
+from phasicrl.training.bootstrap import CONFIDENCE, DRAWS_AT_ONCE, RESAMPLES, middle_of
 
 Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]

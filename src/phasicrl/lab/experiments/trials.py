@@ -34,13 +34,13 @@ from numpy.typing import NDArray
 from phasicrl import Config, evaluate, train
 from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
-from phasicrl.host.machine import num_cores
-from phasicrl.host.signals import Signals, when_parent_ends
 from phasicrl.lab.analysis.curves import finite_points
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import make_agent
-from phasicrl.session.warm_start import load_matching_weights
+from phasicrl.system.machine import num_cores
+from phasicrl.system.signals import Signals, when_parent_ends
+from phasicrl.training.build import make_agent
+from phasicrl.training.warm_start import load_matching_weights
 
 Item = TypeVar("Item")
 T = TypeVar("T")

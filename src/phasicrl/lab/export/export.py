@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.export.graph import PolicyGraph, named_inputs
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.session.build import EvaluationObjects
-from phasicrl.session.evaluate import Evaluation, SavedAgent
-from phasicrl.session.evaluation import AgentInput, iterate_env, play_episodes
 from phasicrl.spaces import ObservationLayout
+from phasicrl.system.machine import optional_module
+from phasicrl.training.build import EvaluationObjects
+from phasicrl.training.evaluate import Evaluation, SavedAgent
+from phasicrl.training.evaluation import AgentInput, iterate_env, play_episodes
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
-from phasicrl.session.evaluation import AgentInput
 from phasicrl.spaces import ObservationLayout, assembled, at_path, format_path
+from phasicrl.training.evaluation import AgentInput
 
 
 class PolicyGraph(nn.Module):

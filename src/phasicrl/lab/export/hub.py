@@ -10,8 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.export.package import FILES, HASHES_FILE, check_package
+from phasicrl.system.machine import optional_module
 
 
 def push(

@@ -22,8 +22,8 @@ from phasicrl.lab.analysis.curves import Task, task_of
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.session.build import EvaluationObjects
-from phasicrl.session.evaluate import Evaluation, SavedAgent
+from phasicrl.training.build import EvaluationObjects
+from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
 NEEDED = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)

@@ -24,12 +24,12 @@ from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.gymnasium import get_make_options
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.encoders import image_shape
-from phasicrl.session.evaluation import AgentInput, Episodes, make_evaluation_envs, play
+from phasicrl.system.machine import optional_module
+from phasicrl.training.evaluation import AgentInput, Episodes, make_evaluation_envs, play
 
 MakeEnvs = Callable[..., VectorEnv]
 ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]

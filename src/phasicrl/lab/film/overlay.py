@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.host.machine import optional_module
 from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
+from phasicrl.system.machine import optional_module
 
 _INK, _FAINT, _TAKEN = (235, 235, 235), (95, 95, 95), (230, 159, 0)
 _BACKGROUND = (24, 24, 24)

@@ -22,7 +22,7 @@ from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
-from phasicrl.session.evaluation import EpisodeTracker
+from phasicrl.training.evaluation import EpisodeTracker
 
 
 class StepTable:

@@ -9,8 +9,8 @@ from typing import Unpack
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.session.build import EvaluationObjects
-from phasicrl.session.evaluate import Evaluation, SavedAgent
+from phasicrl.training.build import EvaluationObjects
+from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 
 def film(

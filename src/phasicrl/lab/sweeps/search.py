@@ -19,11 +19,11 @@ import numpy as np
 
 from phasicrl import Config, get_preset
 from phasicrl.config_io import read_json
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import sweep
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.system.machine import optional_module
 
 optuna = optional_module("optuna", "a search needs Optuna", "search")
 STUDY, _SLOT = "study.log", "slot"

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 from phasicrl import Config, get_preset
 from phasicrl.config import check_imports, format_value
 from phasicrl.config_io import from_json, read_json, read_text, to_tree, write_json
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import Failure
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.directory import RunDirectory, read_config
 from phasicrl.runs.lock import RunLock
+from phasicrl.system.machine import optional_module
 
 T = TypeVar("T")
 TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"

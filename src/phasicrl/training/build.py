@@ -28,9 +28,6 @@ from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.device import find_device, torch_settings
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, make_plan
-from phasicrl.host.machine import num_cores, versions
-from phasicrl.host.provenance import commit
-from phasicrl.host.signals import Signals
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
@@ -39,11 +36,14 @@ from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
-from phasicrl.session.agreement import check_shared, check_shares
-from phasicrl.session.run import Run
-from phasicrl.session.unused import unused_options
-from phasicrl.session.warm_start import load_matching_weights
 from phasicrl.spaces import is_image, leaves
+from phasicrl.system.machine import num_cores, versions
+from phasicrl.system.provenance import commit
+from phasicrl.system.signals import Signals
+from phasicrl.training.agreement import check_shared, check_shares
+from phasicrl.training.run import Run
+from phasicrl.training.unused import unused_options
+from phasicrl.training.warm_start import load_matching_weights
 
 EnvFactory = Callable[[], gym.Env]
 

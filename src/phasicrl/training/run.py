@@ -20,9 +20,6 @@ from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.distributed import RankError
 from phasicrl.execution.plan import Phase
-from phasicrl.host.machine import num_cores, processor, versions
-from phasicrl.host.provenance import commit
-from phasicrl.host.signals import Signals
 from phasicrl.learner import Learner, Record
 from phasicrl.optimize import DivergedError, MeanAccumulator, diverged
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
@@ -32,7 +29,10 @@ from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
 from phasicrl.seeding import derive_seed
-from phasicrl.session.periodic_evaluation import PeriodicEvaluation
+from phasicrl.system.machine import num_cores, processor, versions
+from phasicrl.system.provenance import commit
+from phasicrl.system.signals import Signals
+from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
 
 def _copy(tree: Any) -> Any:

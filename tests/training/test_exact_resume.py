@@ -17,7 +17,7 @@ import pytest
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, RewardNormConfig
 from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
-from phasicrl.session.run import Run
+from phasicrl.training.run import Run
 from tests.helpers import (
     Levers,
     assert_same,

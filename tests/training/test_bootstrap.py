@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from phasicrl.session.bootstrap import bootstrap_band, bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_band, bootstrap_interval
 
 
 def test_two_values_give_the_quantiles_of_three_possible_means(
@@ -13,7 +13,7 @@ def test_two_values_give_the_quantiles_of_three_possible_means(
 ) -> None:
     # The mean of two draws from {0, 1} is 0, ½ or 1 with probabilities ¼, ½, ¼.
     assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)
-    monkeypatch.setattr("phasicrl.session.bootstrap.CONFIDENCE", 0.30)
+    monkeypatch.setattr("phasicrl.training.bootstrap.CONFIDENCE", 0.30)
     assert bootstrap_interval([0.0, 1.0]) == (0.5, 0.5)
 
 
@@ -56,7 +56,7 @@ def test_results_do_not_depend_on_how_resamples_are_cut_into_blocks(
 ) -> None:
     values = np.random.default_rng(0).normal(size=20)
     whole = bootstrap_interval(values)
-    monkeypatch.setattr("phasicrl.session.bootstrap.DRAWS_AT_ONCE", 999)
+    monkeypatch.setattr("phasicrl.training.bootstrap.DRAWS_AT_ONCE", 999)
     assert bootstrap_interval(values) == whole
 
 

@@ -20,12 +20,12 @@ import torch
 from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
-from phasicrl.host.signals import Preempted, TerminationRequested, exiting_preempted
 from phasicrl.runs import metrics
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.session import build
-from phasicrl.session.build import start_run
-from phasicrl.session.run import Run
+from phasicrl.system.signals import Preempted, TerminationRequested, exiting_preempted
+from phasicrl.training import build
+from phasicrl.training.build import start_run
+from phasicrl.training.run import Run
 from tests.faults.harness import wait_for
 from tests.helpers import (
     TRAIN,
@@ -151,7 +151,7 @@ def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("phasicrl.host.signals.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("phasicrl.system.signals.time", SimpleNamespace(monotonic=clock))
     with pytest.raises(Preempted), start_run(tiny(tmp_path), make_env=corridor) as run:
         for _ in range(2):
             with contextlib.suppress(TerminationRequested):
@@ -170,7 +170,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
     ended: list[int] = []
     clock = Clock()
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("phasicrl.host.signals.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("phasicrl.system.signals.time", SimpleNamespace(monotonic=clock))
     save = Run._write_checkpoint
 
     def interrupted_save(run: Run) -> None:

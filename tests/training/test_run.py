@@ -38,9 +38,9 @@ from phasicrl.rollout import Rollout
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.seeding import derive_seed
-from phasicrl.session import build
-from phasicrl.session.build import start_run
-from phasicrl.session.run import Run
+from phasicrl.training import build
+from phasicrl.training.build import start_run
+from phasicrl.training.run import Run
 from tests.golden import BOTH, Echo, Image
 from tests.helpers import (
     OBS_NORM,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phasicrl.host import machine
-from phasicrl.host.machine import cgroup_quota, num_cores
+from phasicrl.system import machine
+from phasicrl.system.machine import cgroup_quota, num_cores
 
 GROUPS = {
     "version 2, no limit": ("0::/a/b\n", {"a/cpu.max": "max 100000"}, None),

@@ -9,8 +9,8 @@ import pytest
 
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.presets import PRESETS, get_preset
-from phasicrl.session.build import start_run
-from phasicrl.session.unused import unused_options
+from phasicrl.training.build import start_run
+from phasicrl.training.unused import unused_options
 from tests.helpers import corridor, tiny
 
 CORRIDOR: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ import torch
 from phasicrl.algorithm import resume, train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.warm_start import load_matching_weights
+from phasicrl.training.warm_start import load_matching_weights
 from tests.helpers import OBS_NORM, VALUE_NORM, assert_same, corridor, open_run, tiny, tiny_aux
 
 

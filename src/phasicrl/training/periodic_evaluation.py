@@ -17,7 +17,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
-from phasicrl.session.evaluation import (
+from phasicrl.training.evaluation import (
     Episodes,
     levels_in,
     load_from_lab,

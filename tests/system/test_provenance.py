@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phasicrl.host.provenance import commit
+from phasicrl.system.provenance import commit
 
 
 def git(folder: Path, *words: str) -> str:

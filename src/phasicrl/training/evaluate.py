@@ -17,9 +17,9 @@ from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.session.bootstrap import bootstrap_interval
-from phasicrl.session.build import EvaluationObjects, make_agent
-from phasicrl.session.evaluation import (
+from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.build import EvaluationObjects, make_agent
+from phasicrl.training.evaluation import (
     levels_in,
     load_from_lab,
     make_evaluation_envs,

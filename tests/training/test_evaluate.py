@@ -21,10 +21,10 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.presets import get_preset
 from phasicrl.seeding import derive_seed, env_seeds
-from phasicrl.session import evaluation as of_runs
-from phasicrl.session.build import start_run
-from phasicrl.session.evaluate import Evaluation, evaluate, generalization_gaps
-from phasicrl.session.evaluation import make_evaluation_envs, play
+from phasicrl.training import evaluation as of_runs
+from phasicrl.training.build import start_run
+from phasicrl.training.evaluate import Evaluation, evaluate, generalization_gaps
+from phasicrl.training.evaluation import make_evaluation_envs, play
 from tests.helpers import Corridor, Levers, corridor, tiny
 
 

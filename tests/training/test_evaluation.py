@@ -16,10 +16,10 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, Levels, ModelConfig
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.lab.film.video import film
-from phasicrl.session import periodic_evaluation
-from phasicrl.session import run as run_module
-from phasicrl.session.evaluate import evaluate
-from phasicrl.session.evaluation import Episodes
+from phasicrl.training import periodic_evaluation
+from phasicrl.training import run as run_module
+from phasicrl.training.evaluate import evaluate
+from phasicrl.training.evaluation import Episodes
 from tests.golden import Image
 from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tiny, tiny_aux
 
@@ -253,7 +253,7 @@ def no_room(write: Callable[..., int], suffix: str) -> Callable[..., int]:
 def test_without_the_lab_records_are_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr("phasicrl.session.evaluation.entry_points", lambda **_: ())
+    monkeypatch.setattr("phasicrl.training.evaluation.entry_points", lambda **_: ())
     with pytest.raises(ImportError, match=r"pip install 'phasicrl\[lab\]'"):
         train(evaluated(tmp_path).with_updates({option: True}), make_env=Corridor)
     assert train(evaluated(tmp_path), make_env=Corridor).env_steps == 128
