@@ -17,9 +17,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.training.evaluate import evaluate
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`"
-)
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs EnvPool")
 
 
 def small(preset: str, tmp_path: Path, **env: object) -> Config:

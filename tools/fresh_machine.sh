@@ -14,7 +14,7 @@ suite=${1:?usage: tools/fresh_machine.sh SUITE [COMMAND ...]}
 shift
 if [ -n "${PREFIX:-}" ]; then
   packages=ca-certificates,netbase,tzdata,libbz2-1.0,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g
-  [ $# -gt 0 ] || set -- "python3 -m venv .venv && .venv/bin/pip install --quiet --constraint constraints.txt '.[procgen]'" \
+  [ $# -gt 0 ] || set -- "python3 -m venv .venv && .venv/bin/pip install --quiet --constraint constraints.txt ." \
     ".venv/bin/phasicrl train quickstart --total-env-steps 16384"
 else
   packages=ca-certificates,python3,python3-venv,make,git

@@ -50,12 +50,13 @@ def test_what_is_broken_is_told_with_its_remedy(
 
 def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "package_version", lambda _: None)
-    for name, (_, extra, _) in doctor.PROBES.items():
+    for name, (package, extra, _) in doctor.PROBES.items():
         check = doctor._probe(name)
-        assert (check.status, check.remedy) == ("missing", f"pip install 'phasicrl[{extra}]'")
+        remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
+        assert (check.status, check.remedy) == ("missing", remedy)
 
 
 def test_the_table_shows_names_and_remedies_as_they_are() -> None:
-    check = Check("[b]", "missing", "no [video] here", "pip install 'phasicrl[plot]'")
+    check = Check("[b]", "missing", "no [lab] here", "pip install 'phasicrl[lab]'")
     shown = text_of([check])
     assert all(text in shown for text in (check.name, check.found, check.remedy))

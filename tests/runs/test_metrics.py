@@ -272,17 +272,6 @@ def test_a_display_that_fails_is_silenced_and_loses_no_signal(
             log.progress("rollout")
 
 
-def test_without_tensorboard_a_run_says_so_once_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.summary_pb2", None)
-    with MetricsLog(tmp_path, config(tensorboard=True, console="plain")) as log:
-        write_rows(log, 1, 1)
-    out = capsys.readouterr().out
-    assert out.count("pip install 'phasicrl[tensorboard]'") == 1
-    assert len(RunDirectory(tmp_path).metrics()) == 1
-
-
 def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,7 +209,7 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
         ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is missing.
     """
     if importlib.util.find_spec("envpool") is None:
-        raise ImportError("EnvPool is not installed; pip install 'phasicrl[procgen]'")
+        raise ImportError("EnvPool is not installed: pip install envpool (Linux only)")
     ensure_graphics()
     if procgen:
         ensure_qt()

@@ -30,17 +30,17 @@ Status = Literal["ok", "warning", "missing", "broken"]
 
 _FFMPEG = "import imageio_ffmpeg as x; print('ffmpeg', x.get_ffmpeg_version())"
 PROBES = {
-    "EnvPool Procgen": ("envpool", "procgen", "procgen:starpilot"),
-    "EnvPool Atari": ("envpool", "envpool", "envpool:Pong-v5"),
-    "EnvPool MuJoCo": ("envpool", "envpool", "envpool:Ant-v4"),
-    "EnvPool classic control": ("envpool", "envpool", "envpool:CartPole-v1"),
-    "Gymnasium": ("gymnasium", "all", "gymnasium:CartPole-v1"),
+    "EnvPool Procgen": ("envpool", None, "procgen:starpilot"),
+    "EnvPool Atari": ("envpool", None, "envpool:Pong-v5"),
+    "EnvPool MuJoCo": ("envpool", None, "envpool:Ant-v4"),
+    "EnvPool classic control": ("envpool", None, "envpool:CartPole-v1"),
+    "Gymnasium": ("gymnasium", None, "gymnasium:CartPole-v1"),
     "MuJoCo of Gymnasium, films": ("mujoco", "mujoco", "import mujoco; print('works')"),
-    "video": ("imageio-ffmpeg", "video", _FFMPEG),
-    "plotting": ("matplotlib", "plot", "import matplotlib; print('works')"),
-    "TensorBoard": ("tensorboard", "tensorboard", "import tensorboard; print('works')"),
+    "video": ("imageio-ffmpeg", "lab", _FFMPEG),
+    "plotting": ("matplotlib", "lab", "import matplotlib; print('works')"),
+    "TensorBoard": ("tensorboard", None, "import tensorboard; print('works')"),
 }
-"""Package, extra that brings it, and an environment to step or a program to run, by name."""
+"""Package, its extra or None, and an environment to step or a program to run, by name."""
 
 PROBE_SECONDS = 120.0
 GIB = 2**30
@@ -94,7 +94,7 @@ def as_table(checks: Iterable[Check]) -> Table:
         table.add_column(column, overflow="fold")
     for check in checks:
         status = Text(check.status, _STYLES[check.status])
-        # Plain strings are markup: `phasicrl[plot]` would lose its extra.
+        # Plain strings are markup: `phasicrl[lab]` would lose its extra.
         table.add_row(Text(check.name), status, Text(check.found), Text(check.remedy))
     return table
 
@@ -120,7 +120,7 @@ def _probe(name: str) -> Check:
     """Run the program of a probe in a process of its own."""
     package, extra, code = PROBES[name]
     if machine.package_version(package) is None:
-        remedy = f"pip install 'phasicrl[{extra}]'"
+        remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
         return Check(name, "missing", f"{package} is not installed", remedy)
     if code.partition(":")[0] in ("procgen", "envpool", "gymnasium"):
         code = f"from phasicrl.lab.doctor import step_env; print(step_env({code!r}))"

@@ -105,18 +105,11 @@ class MetricsLog:
                 if config.log.wandb:
                     self._sinks.append(_WandB(run_dir, config))
                 if config.log.tensorboard:
-                    self._open_tensorboard(run_dir, None if saved is None else saved["env_steps"])
+                    resumed_at = None if saved is None else saved["env_steps"]
+                    self._sinks.append(_TensorBoard(run_dir, resumed_at))
             self._close = undo.pop_all()
         # The clock starts last: opening the sinks takes seconds.
         self._started = monotonic()
-
-    def _open_tensorboard(self, run_dir: Path, resumed_at: int | None) -> None:
-        """Write TensorBoard events, if it is installed."""
-        try:
-            self._sinks.append(_TensorBoard(run_dir, resumed_at))
-        except ImportError:
-            remedy = "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
-            self.message(f"no TensorBoard events, it is not installed: {remedy}")
 
     def progress(self, stage: str) -> None:
         """Show the stage of the iteration: `rollout`, `policy`, `auxiliary 2/6`."""
@@ -343,7 +336,7 @@ class _WandB:
     name = "Weights & Biases"
 
     def __init__(self, run_dir: Path, config: Config) -> None:
-        wandb = optional_module("wandb", "log.wandb needs Weights & Biases", "track")
+        wandb = optional_module("wandb", "log.wandb needs Weights & Biases", "wandb")
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")

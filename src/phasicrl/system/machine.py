@@ -72,7 +72,7 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def optional_module(name: str, need: str, extra: str) -> Any:
+def optional_module(name: str, need: str, extra: str = "lab") -> Any:
     """Import a module that need not be installed.
 
     Args:

@@ -168,7 +168,7 @@ def test_without_matplotlib_all_that_draws_fails_before_its_work(
         lambda: write_report([run], output=output.with_suffix(".html")),
         lambda: run_suite("fig6", tasks=("cartpole",), output_dir=output),
     ):
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[plot\]'"):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[lab\]'"):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert compare_runs([run]).results, "tables alone need no matplotlib"

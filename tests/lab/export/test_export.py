@@ -263,5 +263,5 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match=r"torch\.export cannot follow this network"):
         export_policy(own, make_env=corridor, make_encoder=lambda _: Undecided())
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"onnxscript: pip install 'phasicrl\[export\]'"):
+    with pytest.raises(ImportError, match=r"onnxscript: pip install 'phasicrl\[lab\]'"):
         export_policy(run, make_env=corridor)

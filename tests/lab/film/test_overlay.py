@@ -14,7 +14,7 @@ from phasicrl.config import ActionConfig, ModelConfig
 from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
 
-pytest.importorskip("PIL", reason="needs the extra `video`")
+pytest.importorskip("PIL", reason="needs the extra `lab`")
 from phasicrl.lab.film import overlay
 from phasicrl.lab.film.overlay import _FAINT, _INK, _TAKEN, Overlay
 

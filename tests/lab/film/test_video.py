@@ -22,7 +22,7 @@ from phasicrl.runs.directory import WeightsKind
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
 
-pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
 
 
 def test_images_are_laid_out_in_a_square() -> None:

@@ -97,7 +97,7 @@ def plot_runs(
 
 def require_matplotlib() -> None:
     """Raise an error that names the extra if matplotlib is missing."""
-    optional_module("matplotlib", "figures need matplotlib", "plot")
+    optional_module("matplotlib", "figures need matplotlib")
 
 
 def stem_of(output: Path) -> Path:

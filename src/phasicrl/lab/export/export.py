@@ -133,7 +133,7 @@ def export_policy(
 
 
 def _import(package: str) -> Any:
-    return optional_module(package, f"ONNX needs {package}", "export")
+    return optional_module(package, f"ONNX needs {package}")
 
 
 def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:

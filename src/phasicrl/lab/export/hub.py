@@ -32,7 +32,7 @@ def push(
         ValueError: not a package, or one that was changed.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")
+    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub")
     names = [*check_package(package), HASHES_FILE]
     if not dry_run:
         api = hub.HfApi()
@@ -60,7 +60,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         ValueError: the folder already exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")
+    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub")
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
         raise ValueError(f"output {output} already exists; remove it or choose another")

@@ -109,4 +109,4 @@ def _gauge(draw: Any, box: tuple[float, ...], *places: float) -> None:
 @functools.cache
 def _font(size: int) -> Any:
     """Return Pillow's own font."""
-    return optional_module("PIL.ImageFont", "an overlay needs Pillow", "video").load_default(size)
+    return optional_module("PIL.ImageFont", "an overlay needs Pillow").load_default(size)

@@ -25,7 +25,7 @@ from phasicrl.lab.sweeps import sweep
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import optional_module
 
-optuna = optional_module("optuna", "a search needs Optuna", "search")
+optuna = optional_module("optuna", "a search needs Optuna")
 STUDY, _SLOT = "study.log", "slot"
 
 
@@ -47,7 +47,7 @@ class Search:
 
     def __post_init__(self) -> None:
         """Refuse a search without anything to train."""
-        sweep.refuse_no_lists(self.values)
+        sweep.check_lists(self.values)
         if not self.values or not self.seeds or self.rungs < 1:
             given = f"{len(self.values)} options, {len(self.seeds)} seeds, {self.rungs} rungs"
             raise ValueError(f"there is nothing to search ({given}); give at least 1 of each")
@@ -106,7 +106,7 @@ def make_search(
         except ValueError as error:
             raise ValueError(f"{path} is {listed}: {error}") from None
         ends = listed if is_choice else listed[1:]
-        runner.refuse_untrainable(sweep.grid(search.base, {path: ends}))
+        runner.check_trainable(sweep.grid(search.base, {path: ends}))
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
     if there and not (file.exists() and sweep.read_as(Search, file) == search):
         raise ValueError(f"{directory} has another sweep; choose another folder for this search")
