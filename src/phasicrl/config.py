@@ -30,7 +30,6 @@ Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu"]
 MinibatchBy = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
-Backend = Literal["procgen", "envpool", "gymnasium", "own", "vector"]
 OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
 PolicyKind = Literal["greedy", "sampled"]
@@ -436,7 +435,7 @@ class LogConfig:
     epochs: bool = False
     """Write a row for each epoch of each phase too, into `epochs.jsonl`."""
     wandb: bool = False
-    """Send the metrics to Weights & Biases too (extra `track`)."""
+    """Send the metrics to Weights & Biases too (extra `wandb`)."""
     wandb_project: str = "phasicrl"
     """Weights & Biases project."""
     wandb_entity: str | None = None
@@ -571,26 +570,30 @@ class Config(_Group):
         return self.aux.epochs > 0
 
     @property
-    def phase_length(self) -> int:
+    def rollouts_per_phase(self) -> int:
         """Rollouts that are stored together: N_π with an auxiliary phase, else one."""
         return self.aux.every if self.has_auxiliary_phase else 1
 
     @property
-    def period(self) -> int:
-        """Policy iterations from one auxiliary phase that is run to the next."""
+    def aux_phase_interval(self) -> int:
+        """Policy iterations from one auxiliary phase to the next."""
         return self.aux.every * self.aux.run_every if self.has_auxiliary_phase else 1
 
     @property
     def aux_passes(self) -> float:
         """How often an observation goes through the networks in auxiliary phases."""
-        return self.aux.epochs * (self.aux.iterations_per_epoch or self.aux.every) / self.period
+        return (
+            self.aux.epochs
+            * (self.aux.iterations_per_epoch or self.aux.every)
+            / self.aux_phase_interval
+        )
 
     @property
     def num_gradient_steps(self) -> int:
         """Gradient steps of the whole run, at most."""
         steps = self.num_iterations * len(self.ppo.epoch_schedule) * self.ppo.num_minibatches
         per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
-        return steps + self.num_iterations // self.period * self.aux.epochs * per_epoch
+        return steps + self.num_iterations // self.aux_phase_interval * self.aux.epochs * per_epoch
 
     @property
     def reward_gamma(self) -> float:

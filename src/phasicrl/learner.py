@@ -81,17 +81,18 @@ class Learner:
     @property
     def phase(self) -> int:
         """Number of the PPG phase that the latest policy phase belongs to, from 1."""
-        return max(self.iteration - 1, 0) // self.config.phase_length + 1
+        return max(self.iteration - 1, 0) // self.config.rollouts_per_phase + 1
 
     @property
     def auxiliary_phase_is_due(self) -> bool:
         """Return whether an auxiliary phase follows the latest policy phase.
 
-        One follows every `config.period` iterations, but not the last one (OPPG ppg.py:259).
+        One follows every `config.aux_phase_interval` iterations, but not the last of the run
+        (OPPG ppg.py:259).
         """
-        config = self.config
-        is_under_way = 0 < self.iteration < config.num_iterations
-        return config.has_auxiliary_phase and is_under_way and self.iteration % config.period == 0
+        iteration, interval = self.iteration, self.config.aux_phase_interval
+        is_under_way = 0 < iteration < self.config.num_iterations
+        return self.config.has_auxiliary_phase and is_under_way and iteration % interval == 0
 
     @property
     def update_obs_norm_before_targets(self) -> bool:
@@ -118,6 +119,11 @@ class Learner:
         """Restore and return the advantage moments as they were before this iteration."""
         self.advantage_moments = copy.deepcopy(self._moments_before)
         return self.advantage_moments
+
+    def update_proximal_policy(self, *, after: Phase) -> None:
+        """Move the proximal policy of PPO-EWMA towards the agent after a step of its policy."""
+        if self.proximal is not None and after == "policy":
+            self.proximal.follow(self.agent)
 
     def normalize_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
         """Clip and normalize the rewards `[B, T]`.

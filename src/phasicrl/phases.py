@@ -189,8 +189,9 @@ def compute_targets(
         world: processes whose advantages are normalized together.
         moments: running moments that normalize the advantages; updated with this rollout.
     """
-    advantage, record = _advantages(rollout, reward, ppo), {}
-    weight = None
+    advantage, value_target = _estimate_advantage_and_target(rollout, reward, ppo)
+    rollout.value_target.copy_(value_target)
+    weight, record = None, {}
     values_and_targets = tuple(map(world.all_gather_cat, (rollout.value, rollout.value_target)))
     # Learn from complete episodes only, if asked to: other steps get the weight 0.
     if ppo.collect_by == "episodes":
@@ -272,29 +273,29 @@ def _compute_targets_and_update_value_norm(
     return samples, record
 
 
-def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
-    """Return the estimator's advantages `[B, T]`, and write the value targets into the rollout."""
-    value, target, gamma = rollout.value, rollout.value_target, ppo.gamma
+def _estimate_advantage_and_target(
+    rollout: Rollout, reward: Tensor, ppo: PPOConfig
+) -> tuple[Tensor, Tensor]:
+    """Return advantages Â and value targets V̂, `[B, T]`."""
+    value, gamma = rollout.value, ppo.gamma
     # A truncated episode bootstraps from V(final observation), a terminated one from 0.
     ends = (rollout.terminated, rollout.truncated)
     if not ppo.bootstrap_truncation:  # as references that treat a time limit as a termination
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
     # Without a value function, returns stop at the end of the rollout.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
-    if ppo.estimator == "n_step":
-        target.copy_(
-            returns.n_step_return(reward, value, next_value, *ends, gamma=gamma, n=ppo.n_step)
+    if ppo.estimator == "gae":
+        advantage = returns.gae(
+            reward, value, next_value, *ends, gamma=gamma, gae_lambda=ppo.gae_lambda
         )
-    elif ppo.estimator == "monte_carlo" or ppo.value_target == "monte_carlo":
-        target.copy_(returns.monte_carlo_return(reward, next_value, *ends, gamma=gamma))
-    if ppo.estimator != "gae":
-        return target - value if ppo.baseline else target.clone()
-    advantage = returns.gae(
-        reward, value, next_value, *ends, gamma=gamma, gae_lambda=ppo.gae_lambda
-    )
-    if ppo.value_target == "gae":
-        target.copy_(value + advantage)
-    return advantage
+        if ppo.value_target == "gae":
+            return advantage, value + advantage
+        return advantage, returns.monte_carlo_return(reward, next_value, *ends, gamma=gamma)
+    if ppo.estimator == "n_step":
+        target = returns.n_step_return(reward, value, next_value, *ends, gamma=gamma, n=ppo.n_step)
+    else:
+        target = returns.monte_carlo_return(reward, next_value, *ends, gamma=gamma)
+    return target - value if ppo.baseline else target, target
 
 
 @torch.no_grad()
@@ -356,11 +357,12 @@ def policy_phase(
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     kl_coef, kl_exceeded = torch.tensor(learner.kl_coef, device=executor.device), False
     for epoch, (update_policy, update_value) in enumerate(ppo.epoch_schedule):
-        # After an early stop, a joint epoch trains the value function alone, unless that would
-        # move the policy's network too.
-        if kl_exceeded and update_policy and not (update_value and agent.value_path != "shared"):
-            continue
-        update_policy = update_policy and not kl_exceeded
+        # After an early stop, a joint epoch trains the value function alone, and is left out if
+        # that would change the policy, too.
+        if kl_exceeded and update_policy:
+            if not update_value or agent.value_path == "shared":
+                continue
+            update_policy = False
         phase: Phase = "policy" if update_policy else "value"
         start = perf_counter()
         on_stage(phase)
@@ -376,6 +378,7 @@ def policy_phase(
         step = executor.gradient_step(loss, learner.settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
             means.add(*step(minibatch, kl_coef))
+            learner.update_proximal_policy(after=phase)
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
         if update_policy and ppo.uses_kl:
@@ -400,8 +403,7 @@ def _shuffled_minibatches(
 ) -> Iterator[Minibatch[PolicySamples]]:
     """Yield the minibatches of an epoch in random order.
 
-    For PPO-EWMA, each has the proximal policy's distribution before its step, and the proximal
-    policy follows the agent after the step.
+    For PPO-EWMA, each has the proximal policy's distribution before its step.
     """
     ppo, by = learner.config.ppo, learner.config.ppo.minibatch_by
     order = samples.random_order(by=by, generator=learner.generator)
@@ -415,7 +417,6 @@ def _shuffled_minibatches(
         params = dist_params(proximal.agent, minibatch.source, executor=learner.executor)
         source = dataclasses.replace(minibatch.source, old_dist_params=params)
         yield dataclasses.replace(minibatch, source=source)
-        proximal.follow(learner.agent)
 
 
 def auxiliary_phase(
@@ -424,7 +425,7 @@ def auxiliary_phase(
 ) -> Record:  # fmt: skip
     """Train all heads for E_aux epochs on all rollouts of the phase.
 
-    A phase that was interrupted continues with the epoch in which it stopped.
+    A phase that was saved by `before_epoch` continues with that epoch.
 
     Args:
         learner: trained in place; its agent has an auxiliary value head.
@@ -464,16 +465,14 @@ def auxiliary_phase(
     )
     while progress.epoch < aux.epochs:
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
-        if progress.order is None:
-            progress.seconds = perf_counter() - start
-            before_epoch()
-            progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
-        minibatches = samples.minibatches(num_minibatches, progress.order, by=aux.minibatch_by)
-        for minibatch in islice(minibatches, progress.num_done, num_used):
+        progress.seconds = perf_counter() - start
+        before_epoch()
+        order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
+        minibatches = samples.minibatches(num_minibatches, order, by=aux.minibatch_by)
+        for minibatch in islice(minibatches, num_used):
             progress.means.add(*step(minibatch))
-            progress.num_done += 1
         on_epoch("aux", progress.epoch, progress.means)
-        progress.epoch, progress.num_done, progress.order = progress.epoch + 1, 0, None
+        progress.epoch += 1
     buffer.progress = None
 
     # The proximal policy starts again from the current weights; statistics follow the last rollout.
@@ -500,7 +499,8 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
             continues = ~following.first[:, 0]
             next_value[:, -1] = torch.where(continues, following.value[:, 0], bootstrap[:, -1])
         ahead = dataclasses.replace(rollout, next_value=next_value)
-        _advantages(ahead, reward, learner.config.ppo)
+        _, target = _estimate_advantage_and_target(ahead, reward, learner.config.ppo)
+        rollout.value_target.copy_(target)
 
 
 def _finite(record: Record) -> Record:

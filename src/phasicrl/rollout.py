@@ -222,22 +222,18 @@ def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
 
 @dataclass(slots=True)
 class AuxiliaryProgress:
-    """How far an auxiliary phase is, so that it can be left and entered again.
+    """Progress of an auxiliary phase, from which it can be resumed at the start of an epoch.
 
     Attributes:
         old_dist_params: parameters of the policy's distribution before the phase, `[K·B, T, P]`.
         means: of the metrics so far.
-        epoch: epochs that are finished.
-        order: of this epoch's segments or transitions; None before it has begun.
-        num_done: minibatches of this epoch that are done.
-        seconds: spent so far, up to the last beginning of an epoch.
+        epoch: number of finished epochs.
+        seconds: seconds spent until the last start of an epoch.
     """
 
     old_dist_params: Float[Tensor, "KB T P"]
     means: MeanAccumulator
     epoch: int = 0
-    order: Int[Tensor, " M"] | None = None
-    num_done: int = 0
     seconds: float = 0.0
 
 

@@ -21,7 +21,7 @@ from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config, EnvConfig
 from phasicrl.config_io import SCHEMA
-from phasicrl.envs.make import for_evaluation, make_envs
+from phasicrl.envs.make import make_envs
 from phasicrl.envs.options import read_options
 from phasicrl.presets import get_preset
 from phasicrl.training.evaluate import evaluate
@@ -170,7 +170,7 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path, task:
     changes = {"env.id": task, "env.options": {"max_episode_steps": "4"}}
     run = train(tiny(tmp_path).with_updates(changes))
     assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
-    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
     from phasicrl.lab.film.video import film
 
@@ -180,12 +180,6 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path, task:
 @needs_envpool
 def test_lives_end_episodes_in_training_only() -> None:
     config = get_preset("compat-cleanrl-ppo-atari")
-    assert for_evaluation(config.env) == get_preset("atari-ppo").env
-    kept = EnvConfig(
-        id="Breakout-v5", options={"episodic_life": True, "reward_clip": "true", "noop_max": 5}
-    )
-    assert for_evaluation(kept).options == {"noop_max": 5}
-    assert for_evaluation(get_preset("atari-ppo").env) == get_preset("atari-ppo").env
 
     def num_ends(envs: Any) -> int:
         actions = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (250, 4)))
@@ -197,6 +191,28 @@ def test_lives_end_episodes_in_training_only() -> None:
     of_training = num_ends(make_envs(config.env, seed=1, num_envs=4))
     of_evaluation = num_ends(make_evaluation_envs(config, num_envs=4, levels="unseen", seed=1))
     assert of_training > 3 * of_evaluation > 0  # a game of Breakout has five lives
+
+
+def test_evaluations_leave_out_training_options_of_envpool_only() -> None:
+    given: list[dict[str, Any]] = []
+
+    def make(episodic_life: bool = False, reward_clip: bool = False) -> gym.Env[Any, Any]:
+        given.append({"episodic_life": episodic_life, "reward_clip": reward_clip})
+        return Counting()
+
+    gym.register("Options-v0", make)
+    options: dict[str, Any] = {"episodic_life": True, "reward_clip": "true"}
+    config = Config(env=EnvConfig(id="Options-v0", options=options))
+    try:
+        make_evaluation_envs(config, num_envs=1, levels="unseen", seed=0).close()
+    finally:
+        gym.registry.pop("Options-v0")
+    assert given and all(each == {"episodic_life": True, "reward_clip": True} for each in given)
+
+
+def test_two_functions_that_make_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="both given"):
+        make_envs(EnvConfig(id="own"), seed=0, make_env=Counting, make_vector_env=Counting)  # type: ignore[arg-type]
 
 
 MODULE = """

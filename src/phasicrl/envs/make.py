@@ -9,10 +9,11 @@ import importlib.util
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
+from typing import Literal
 
 import gymnasium as gym
 
-from phasicrl.config import Backend, EnvConfig
+from phasicrl.config import EnvConfig
 from phasicrl.config_io import nearest_name
 from phasicrl.envs import envpool
 from phasicrl.envs.bridge import EnvShare, NumpyVectorEnv
@@ -23,6 +24,8 @@ from phasicrl.envs.vector import CustomVectorEnv, MakeVectorEnv
 from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
 from phasicrl.envs.wrappers import PartialObservation
 
+Backend = Literal["procgen", "envpool", "gymnasium"]
+
 
 def make_envs(
     config: EnvConfig,
@@ -32,6 +35,7 @@ def make_envs(
     first_env: int = 0,
     make_env: MakeEnv | None = None,
     make_vector_env: MakeVectorEnv | None = None,
+    whole_games: bool = False,
 ) -> VectorEnv:
     """Make the environments that `config` describes.
 
@@ -44,11 +48,15 @@ def make_envs(
             only its name.
         make_vector_env: function that makes a custom vector environment (Gymnasium's `VectorEnv`
             interface) of a number of environments.
+        whole_games: leave out EnvPool's options that end episodes early or change rewards.
 
     Raises:
-        ValueError: an unknown id, an option without effect, or spaces that are not supported.
-        ImportError: the back end is not installed; the message names the extra.
+        ValueError: an unknown id, two functions that make environments, an unknown option of the
+            environment, or spaces that are not supported.
+        ImportError: EnvPool is not installed.
     """
+    if make_env is not None and make_vector_env is not None:
+        raise ValueError("make_env and make_vector_env are both given; expected one. Drop one.")
     share = EnvShare(config.num_envs if num_envs is None else num_envs, seed, first_env)
     with closing(Watchdog(config.id)) as watchdog:
         watchdog.call = "its start", 2 * RESET_SECONDS
@@ -61,7 +69,9 @@ def make_envs(
             if backend == "gymnasium":
                 envs = GymnasiumEnv(_find_maker(name, config), f"gymnasium:{name}", config, share)
             else:
-                envs = _make_pool(backend, name, config, share)
+                left_out = envpool.TRAINING_OPTIONS if whole_games else ()
+                kept = {key: v for key, v in config.options.items() if key not in left_out}
+                envs = _make_pool(backend, name, replace(config, options=kept), share)
     try:
         return envs if config.observe is None else PartialObservation(envs, config.observe)
     except ValueError:
@@ -91,13 +101,6 @@ def _find_maker(name: str, config: EnvConfig) -> MakeEnv:
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
 
-def for_evaluation(config: EnvConfig) -> EnvConfig:
-    """Return the environments of an evaluation: whole games, with their own rewards."""
-    left_out = envpool.TRAINING_OPTIONS
-    options = {key: value for key, value in config.options.items() if key not in left_out}
-    return replace(config, options=options)
-
-
 def resolve(env_id: str) -> tuple[Backend, str]:
     """Return the back end of an id, and its name there.
 
@@ -121,7 +124,9 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
     near = nearest_name(bare, [each for known in names.values() for each in known])
-    missing = "" if "envpool" in names else " EnvPool is missing: pip install 'phasicrl[procgen]'."
+    missing = (
+        "" if "envpool" in names else " EnvPool is not installed: pip install envpool (Linux only)."
+    )
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
         "envpool: or gymnasium:. `phasicrl envs` lists known ones. For one that a module registers "

@@ -157,7 +157,7 @@ def _shorten(config: Config, say: Callable[[str], None]) -> Config:
 
 def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]:
     """Train whole periods; return the rates of the loop and its halves, and the split of time."""
-    length, parts = run.config.period, ("rollout", "policy", "value", "auxiliary")
+    length, parts = run.config.aux_phase_interval, ("rollout", "policy", "value", "auxiliary")
     spent: list[list[float]] = []  # seconds of each period: in total, and of each part
     iterations: list[Mapping[str, float]] = []
     started = begun = perf_counter()
@@ -189,7 +189,7 @@ def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]
 
 def _write_trace(run: Run, path: Path) -> str:
     """Record the kernels of one period; return a table of the most expensive ones."""
-    last = run.iteration + run.config.period
+    last = run.iteration + run.config.aux_phase_interval
     with torch.profiler.profile() as profile:
         learn(run, lambda run, _: "stop" if run.iteration == last else None)
     profile.export_chrome_trace(str(path))

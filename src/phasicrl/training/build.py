@@ -17,10 +17,10 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Backend, Config
+from phasicrl.config import Config
 from phasicrl.config_io import check_types
 from phasicrl.distributed import SINGLE_PROCESS, World
-from phasicrl.envs.make import make_envs, resolve
+from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
@@ -143,7 +143,7 @@ def resume_run(
                 resources.enter_context(closing(RunLock(directory)))
         part, rejected, saved_by = load_state(files, world)
         if not accept_config_changes:
-            files.refuse_changes(part.tree["config"])
+            files.check_unchanged(part.tree["config"])
         env_steps = part.tree["env_steps"]
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
@@ -275,7 +275,7 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     """Make the buffer of a phase, on the agent's device."""
     layout, head = agent.reader.layout, agent.policy_head
     return PhaseBuffer(
-        config.phase_length, envs.num_envs, config.ppo.num_steps,
+        config.rollouts_per_phase, envs.num_envs, config.ppo.num_steps,
         obs_shape=layout.shape, obs_dtype=torch.from_numpy(np.empty(0, layout.dtype)).dtype,
         action_shape=head.action_shape, action_dtype=head.action_dtype,
         state_size=agent.state_size, num_actions=envs.mask_size or None, device=head.order.device,
@@ -297,9 +297,8 @@ def _make_plan(config: Config, envs: VectorEnv, device: str, world: World) -> Pl
 
 def _unused_options(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
     """Return a warning for each thing without which options have no effect."""
-    backend: Backend = "own" if user["make_env"] else "vector"
-    if not (user["make_env"] or user["make_vector_env"]):
-        backend = resolve(config.env.id)[0]
+    made_by = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
+    backend = made_by or envs.name.partition(":")[0]
     unused = unused_options(config, envs, backend)
     return [
         f"warning: {', '.join(path for path in unused if unused[path] == what)}: "

@@ -20,11 +20,11 @@ from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.training.bootstrap import bootstrap_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
+    check_levels,
     levels_in,
     load_from_lab,
     make_evaluation_envs,
     play,
-    refuse_levels,
 )
 
 
@@ -99,17 +99,17 @@ class SavedAgent:
 
         Args:
             run_dir: run directory.
-            levels: levels to be played, see `refuse_levels`.
+            levels: levels to be played, see `check_levels`.
             user_objects: see `evaluate`.
 
         Raises:
-            ValueError: not a run directory, the user's environment is missing, or no such levels.
+            ValueError: not a run directory, no such levels, or an object of the user is missing.
         """
         files = RunDirectory(Path(run_dir))
         objects: dict[str, Any] = {"make_env": None, "make_vector_env": None, **user_objects}
         make_encoder = objects.pop("make_encoder", None)
-        config = files.config_for(**objects)
-        refuse_levels(levels, None if any(objects.values()) else config.env)
+        config = files.config_for(make_encoder=make_encoder, **objects)
+        check_levels(levels, None if any(objects.values()) else config.env)
         return cls(files, config, objects, make_encoder)
 
     def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
@@ -122,10 +122,8 @@ class SavedAgent:
         """Load the agent with its last weights, or its best.
 
         Raises:
-            ValueError: the user's encoder is missing, there are no weights yet, or they do not fit
-                the network.
+            ValueError: there are no weights yet, or they do not fit the network.
         """
-        self.files.config_for(make_encoder=self.make_encoder)
         agent = make_agent(self.config, envs, make_encoder=self.make_encoder)
         try:
             agent.load_state_dict(self.files.weights(which))
@@ -171,13 +169,14 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
-    results = []
+    agent, results = None, []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else load_from_lab("StepTable")(file)
         for which, policy in product(levels_in(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
+                agent = agent or saved.load(envs, weights)
                 played = play(
-                    saved.load(envs, weights),
+                    agent,
                     envs,
                     episodes=episodes,
                     policy=policy,

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import Config, EnvConfig, EvaluatedLevels, Levels, PolicyKind, Precision
-from phasicrl.envs.make import for_evaluation, make_envs, resolve
+from phasicrl.envs.make import make_envs, resolve
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.distributions import Policy
@@ -88,7 +88,7 @@ def levels_in(levels: EvaluatedLevels) -> tuple[Levels, ...]:
     return ("unseen", "train") if levels == "both" else (levels,)
 
 
-def refuse_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
+def check_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
     """Refuse levels that equal the unseen ones: no game of Procgen, or trained on all levels.
 
     Args:
@@ -117,10 +117,10 @@ def make_evaluation_envs(
         seed: see `evaluate`.
         user: `make_env` or `make_vector_env`, see `evaluate`.
     """
-    env = replace(for_evaluation(config.env), num_envs=num_envs)
+    env = replace(config.env, num_envs=num_envs)
     if levels == "unseen":
         env = replace(env, num_levels=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), **user)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), whole_games=True, **user)
 
 
 class AgentInput(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gymnasium.spaces import Box
 
-from phasicrl.config import Backend, Config, defaults
+from phasicrl.config import Config, defaults
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import is_image, leaves
 
 
-def unused_options(config: Config, envs: VectorEnv, backend: Backend) -> dict[str, str]:
+def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
     """Return the options that are not at their defaults and have no effect, with what they need."""
     ppo, model, aux, values = config.ppo, config.model, config.aux, config.values()
     parts = [part for _, part in leaves(envs.observation_space)]

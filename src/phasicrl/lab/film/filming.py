@@ -22,7 +22,6 @@ from torch import Tensor
 from phasicrl import Config
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.gymnasium import get_make_options
-from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
@@ -219,7 +218,7 @@ def _make_drawn(
 
     try:
         if make_env is None:
-            options |= get_make_options(gym.spec(env_id), for_evaluation(config.env).options)
+            options |= get_make_options(gym.spec(env_id), config.env.options)
         # Drawn environments are made here, in this process: options of back ends have no effect.
         here = {"parallel": "sync", "num_threads": None, "options": {}}
         return make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
@@ -240,7 +239,7 @@ def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 @contextmanager
 def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Open a film; returns a function that adds an image."""
-    imageio_ffmpeg = optional_module("imageio_ffmpeg", "films need imageio-ffmpeg", "video")
+    imageio_ffmpeg = optional_module("imageio_ffmpeg", "films need imageio-ffmpeg")
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 
