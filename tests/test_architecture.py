@@ -61,7 +61,7 @@ def test_a_gradient_is_three_frames_below_the_algorithm(tmp_path: Path) -> None:
 def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
     """Of the trainer itself.
 
-    Environments, networks, the session and the world of processes are given to it, and what they
+    Environments, networks, the run and the world of processes are given to it, and what they
     call is theirs.
     """
     run, entered = (

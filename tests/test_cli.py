@@ -255,7 +255,7 @@ def test_train_evaluate_plot_and_resume_a_run(
     both = ["evaluate", str(run), *["--episodes", "3", "--levels", "both", "--policies", "greedy"]]
     assert "levels is both, which has no effect" in error_of(capsys, *both)
     # As if it were trained on some levels of a game of Procgen, which are all the same.
-    monkeypatch.setattr(evaluation, "refuse_levels", lambda *_: None)
+    monkeypatch.setattr(evaluation, "check_levels", lambda *_: None)
     assert main(both) == 0
     assert "greedy: 0.00 more on training levels" in capsys.readouterr().out
     assert main(["plot", str(run), "--output", str(tmp_path / "curves")]) == 0

@@ -138,10 +138,10 @@ def test_derived_numbers() -> None:
         config.num_gradient_steps == 7 * 8 + 6 * 16 * 4
         and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
     )
-    assert config.phase_length == 4 and config.has_auxiliary_phase
+    assert config.rollouts_per_phase == 4 and config.has_auxiliary_phase
     assert (
-        replace(config, aux=AuxConfig(epochs=0)).phase_length
-        == replace(config, aux=AuxConfig(epochs=0)).phase_length
+        replace(config, aux=AuxConfig(epochs=0)).rollouts_per_phase
+        == replace(config, aux=AuxConfig(epochs=0)).rollouts_per_phase
         == 1
     )
     assert config.reward_gamma == config.ppo.gamma

@@ -23,7 +23,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from phasicrl.config import Config, check_imports, field_texts, format_value
-from phasicrl.config_io import nearest_name, printable
+from phasicrl.config_io import escape_control_chars, nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.debug or not expected:
             traceback.print_exc()
         text = "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
-        print(printable(text), file=sys.stderr)
+        print(escape_control_chars(text), file=sys.stderr)
         return getattr(error, "exit_code", USER_ERROR if expected else 1)
     finally:
         warnings.formatwarning = _PLAIN_WARNING
@@ -105,7 +105,7 @@ def _format_warning(
 ) -> str:  # fmt: skip
     """Format warnings of this package as one sentence, without the line of code."""
     if Path(filename).is_relative_to(Path(__file__).parent):
-        return f"note: {printable(str(message))}\n"
+        return f"note: {escape_control_chars(str(message))}\n"
     return _PLAIN_WARNING(message, category, filename, lineno, line)
 
 
@@ -203,7 +203,7 @@ def call(
 
 def print_lines(result: Iterable[object]) -> None:
     """Print a line for each object, without what a terminal would obey."""
-    print(printable("\n".join(map(str, result))))
+    print(escape_control_chars("\n".join(map(str, result))))
 
 
 # --- train and resume
@@ -315,7 +315,7 @@ def _print_run(run: Run) -> None:
     from rich.text import Text
 
     title = f"{run.config.name} on {run.envs.name}, seed {run.config.seed}"
-    table = Table(title=Text(printable(title)), show_header=False)
+    table = Table(title=Text(escape_control_chars(title)), show_header=False)
     for name, value in run.summary().items():
         table.add_row(name, value)
     Console().print(table)

@@ -123,12 +123,12 @@ def write_json(path: Path, tree: Mapping[str, Any]) -> None:
         OSError: it cannot be written; the old file is still there.
     """
     plain = json.loads(json.dumps(tree, default=str), parse_constant=lambda _: None)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[Path]:
+def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path whose file then replaces `path` atomically, on the disk.
 
     Raises:
@@ -138,15 +138,15 @@ def replacing(path: Path) -> Generator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
-        flush(temporary)
+        fsync_path(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    flush(path.parent)
+    fsync_path(path.parent)
 
 
-def flush(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -158,7 +158,7 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def printable(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """Escape control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 

@@ -38,7 +38,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "runs/checkpoint.py", "os.replace(temporary, final)",
         "shutil.copytree(temporary, final)", SAVE,
     ),
-    ("runs/checkpoint.py", "                flush(folder)\n", "", SAVE),
+    ("runs/checkpoint.py", "                fsync_path(folder)\n", "", SAVE),
     ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
     (
         "runs/checkpoint.py", "digest != digest_of_file(path / file)", "False",

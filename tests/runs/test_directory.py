@@ -17,7 +17,7 @@ import torch
 
 from phasicrl import resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
-from phasicrl.config_io import printable
+from phasicrl.config_io import escape_control_chars
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory, read_config
 from phasicrl.system.provenance import commit
@@ -171,7 +171,7 @@ def test_a_run_whose_directory_is_gone_ends_with_an_error_that_names_it(
 
 
 def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
-    assert printable("a\x1b[31mb\x07\u202e\nc\té") == "a\\x1b[31mb\\x07\\u202e\nc\té"
+    assert escape_control_chars("a\x1b[31mb\x07\u202e\nc\té") == "a\\x1b[31mb\\x07\\u202e\nc\té"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "report.html", "videos/film.mp4"])

@@ -160,7 +160,7 @@ def test_the_steps_of_the_first_episode_are_a_table_and_series_of_tensorboard(
 
 
 def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> None:
-    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
     config = evaluated(tmp_path).with_updates({"evaluation.film": True})
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
     run = train(config, make_env=Image)

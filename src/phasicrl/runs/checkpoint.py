@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phasicrl.config_io import SCHEMA, flush, pop_schema
+from phasicrl.config_io import SCHEMA, fsync_path, pop_schema
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 
 MANIFEST = "manifest.json"
@@ -92,9 +92,9 @@ def save_checkpoint(
             if world.is_first:
                 manifest = {"schema": SCHEMA, "run": run, "name": name, "files": parts}
                 _write_json(temporary / MANIFEST, manifest)
-                flush(temporary)
+                fsync_path(temporary)
                 os.replace(temporary, final)
-                flush(folder)
+                fsync_path(folder)
     except (OSError, RankError):
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -259,13 +259,13 @@ def save_tensors(
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(mode)
-    flush(path)
+    fsync_path(path)
 
 
 def _write_json(path: Path, value: Any) -> None:
     """Write JSON and flush it to the disk."""
     path.write_text(json.dumps(value), encoding="utf-8")
-    flush(path)
+    fsync_path(path)
 
 
 def _link(source: Path, target: Path) -> bool:

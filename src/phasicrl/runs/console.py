@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, Task, TimeRemainingColumn
 
 from phasicrl.config import Config
-from phasicrl.config_io import printable
+from phasicrl.config_io import escape_control_chars
 
 _BAR_SECONDS, _LINE_SECONDS = 0.25, 2.0
 """Minimum time between two drawings of the bar, and between two plain lines."""
@@ -110,7 +110,7 @@ class Display:
         """Show a line of text, above the bar if there is one."""
         if self.kind != "off":
             console = self._bar.console
-            shown = printable(text).encode(console.encoding, "backslashreplace")
+            shown = escape_control_chars(text).encode(console.encoding, "backslashreplace")
             line = shown.decode(console.encoding)
             console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 

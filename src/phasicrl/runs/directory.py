@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, check_imports, format_value
-from phasicrl.config_io import read_json, read_text, replacing, to_tree, write_json
+from phasicrl.config_io import atomic_write, read_json, read_text, to_tree, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ class RunDirectory:
                 there are links in the directory.
         """
         self._check()
-        self.refuse_special_files()
+        self.check_special_files()
         for what in self.card.get("own", ()):
             ways = [way for way, of in USER_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
@@ -244,10 +244,10 @@ class RunDirectory:
 
         steps = str(env_steps)
         about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
-        with replacing(self.path / _WEIGHTS[which]) as temporary:
+        with atomic_write(self.path / _WEIGHTS[which]) as temporary:
             save_tensors(weights, temporary, about=about)
 
-    def refuse_special_files(self) -> None:
+    def check_special_files(self) -> None:
         """Refuse links, which lead elsewhere, and pipes, which block whoever opens them."""
         for path in (*self.path.glob("*"), *self.path.glob("*/*")):
             if "wandb" in path.parts:  # Weights & Biases links its newest files
@@ -256,7 +256,7 @@ class RunDirectory:
                 what = "link" if path.is_symlink() else "special file"
                 raise ValueError(f"{path} is a {what}; a run directory may hold none: remove it")
 
-    def refuse_changes(self, config: str) -> None:
+    def check_unchanged(self, config: str) -> None:
         """Refuse a configuration other than the checkpoint's.
 
         Args:

@@ -1,1 +1,1 @@
-"""A training session: what `algorithm.learn` orders about, how it comes into being and ends."""
+"""One training run: how it is built, timed, evaluated and saved. `algorithm.learn` drives it."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from phasicrl.config_io import printable, write_json
+from phasicrl.config_io import escape_control_chars, write_json
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, run_curves
@@ -394,7 +394,7 @@ def tables(comparison: Comparison) -> list[Any]:
              other.label)
             for one, other in combinations(overall, 2)
         ]))  # fmt: skip
-    return found + [Text(printable(f"note: {note}")) for note in comparison.notes]
+    return found + [Text(escape_control_chars(f"note: {note}")) for note in comparison.notes]
 
 
 def _interval(found: Estimate, num_runs: int) -> str:
@@ -416,10 +416,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(printable(title)), title_justify="left")
+    table = Table(title=Text(escape_control_chars(title)), title_justify="left")
     for index, column in enumerate(columns):
         justify = "right" if index else "left"
         table.add_column(column, justify=justify, no_wrap="95 %" in column)
     for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
+        table.add_row(*(Text(escape_control_chars(str(cell))) for cell in row))
     return table

@@ -19,7 +19,7 @@ import numpy as np
 
 from phasicrl import Config
 from phasicrl.config import format_value
-from phasicrl.config_io import replacing
+from phasicrl.config_io import atomic_write
 from phasicrl.lab.analysis.curves import Points, finite_points, smoothed
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
 from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
@@ -162,7 +162,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         ValueError: no run, one without any data, or an output that is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
-    jinja2 = optional_module("jinja2", "reports need jinja2", "plot")
+    jinja2 = optional_module("jinja2", "reports need jinja2")
     require_matplotlib()
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")
@@ -171,7 +171,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name that ends with .html")
     for run in runs:
-        RunDirectory(run).refuse_special_files()  # it may be a run that was received
+        RunDirectory(run).check_special_files()  # it may be a run that was received
     subjects = [
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]
@@ -183,7 +183,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         shades=dict(zip((*TIMES, "else"), _COLORS, strict=False)),
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
 

@@ -73,7 +73,7 @@ def run_suite(
     stem = output_dir / f"{name}-{scale}"
     table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
     untrained = {", ".join(run.label[:2]): run.config for run in table.missing(runs)}
-    trials.refuse_untrainable(untrained.items())
+    trials.check_trainable(untrained.items())
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: what has been trained when it is stopped is a whole comparison.
     runs.sort(key=lambda run: run.config.seed)

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasicrl import Config, evaluate, train
-from phasicrl.config_io import replacing
+from phasicrl.config_io import atomic_write
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.lab.analysis.curves import finite_points
 from phasicrl.optimize import DivergedError
@@ -83,7 +83,7 @@ def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> 
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
 
 
-def refuse_mixed_seeds(where: Path, seeds: Iterable[int]) -> None:
+def check_seeds(where: Path, seeds: Iterable[int]) -> None:
     """Refuse seeds for choosing and seeds for reporting in one file or folder."""
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
@@ -127,7 +127,7 @@ class ResultTable:
         """
         there = {self._key(row) for row in self.rows()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        refuse_mixed_seeds(self.path, seeds)
+        check_seeds(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -142,7 +142,7 @@ class ResultTable:
         data = text.getvalue().encode()
         # Without a time inside, the same rows are the same bytes.
         packed = gzip.compress(data, mtime=0) if self.path.suffix == ".gz" else data
-        with replacing(self.path) as temporary:
+        with atomic_write(self.path) as temporary:
             temporary.write_bytes(packed)
 
     def _key(self, row: dict[str, str]) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ def threads_of_each(jobs: int) -> int | None:
     return None if jobs == 1 else max(1, num_cores() // jobs)
 
 
-def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
+def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
     """Refuse configurations that cannot be trained: make environments and an agent of each.
 
     Raises:

@@ -86,11 +86,11 @@ def make_sweep(
     if (directory / SEARCH).exists():
         raise ValueError(f"{directory} has a search; choose another folder for the grid")
     lists = read_json(values) if values else {}
-    refuse_no_lists(lists)
+    check_lists(lists)
     arms = [arm for preset in presets for arm in grid(get_preset(preset), lists)]
     used = [read_config(path).seed for path in directory.glob(f"*/{TRIAL}")]
-    trials.refuse_mixed_seeds(directory, [*used, *seeds])
-    trials.refuse_untrainable(arms)
+    trials.check_seeds(directory, [*used, *seeds])
+    trials.check_trainable(arms)
     new: dict[Path, Config] = {}
     for (_, config), seed in itertools.product(arms, seeds):
         name = trials.ready(config, config.name, directory).name
@@ -102,7 +102,7 @@ def make_sweep(
     return len(new)
 
 
-def refuse_no_lists(values: Mapping[str, Any]) -> None:
+def check_lists(values: Mapping[str, Any]) -> None:
     """Refuse anything but a list of values for each option."""
     for path, listed in values.items():
         if not isinstance(listed, list) or not listed:
