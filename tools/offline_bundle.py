@@ -30,7 +30,7 @@ PACKAGES = (
     "tyro>=1.0", "docstring-parser", "typeguard",
     "jaxtyping>=0.3", "wadler-lindig",
     "rich>=13.7", "markdown-it-py", "mdurl", "pygments",
-    "safetensors>=0.5",
+    "safetensors>=0.5", "tensorboard>=2.18", "protobuf",
 )  # fmt: skip
 """What `import phasicrl`, training on EnvPool and the command line need, and what that needs.
 

@@ -33,7 +33,7 @@ class Side:
         torch_ = torch_and_numpy(precision)["torch"]
         self.algorithm, self.phases, self.presets, self.build, self.distributions = (
             fresh_import(f"phasicrl.{name}", {"torch": torch_})
-            for name in ("algorithm", "phases", "presets", "session.build", "models.distributions")
+            for name in ("algorithm", "phases", "presets", "training.build", "models.distributions")
         )
         if mistake := float(os.environ.get(MISTAKE, "0")):
             right = self.phases.objectives.value_loss

@@ -287,7 +287,7 @@ def _print_help(command: str, kind: type, base: Config) -> None:
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     for field in dataclasses.fields(kind):
         print(f"  --{field.name.replace('_', '-')} {format_value(field.default)}")
-    values, texts = base.values() | {"env.options": base.env.options}, field_texts(Config)
+    values, texts = base.values() | {"env.options": base.env.options}, {**field_texts(Config)}
     for part in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group := getattr(base, part.name)):
             texts |= {f"{part.name}.{key}": text for key, text in field_texts(type(group)).items()}

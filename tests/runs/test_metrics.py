@@ -300,7 +300,7 @@ def test_without_wandb_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[track\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[wandb\]'"):
         MetricsLog(tmp_path, config(wandb=True))
 
 
