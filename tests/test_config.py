@@ -225,7 +225,7 @@ CODES = (
     "OPPG", "ppo-ewma", "Baselines", "Spinning Up", "CleanRL", "SB3", "contrib", "Tianshou",
     "Acme", "rsl_rl",
 )  # fmt: skip
-"""As docs/sources.md calls them."""
+"""As docs/reference/sources.md calls them."""
 KNOWN_SOURCE = re.compile(
     r"PP[OG] paper|source 00[0-4]|et al\. \d{4}|Williams 1992|Gymnasium|\(ours\)"
     rf"|{'|'.join(CODES)}"
@@ -275,7 +275,7 @@ def test_the_help_of_a_knob_and_the_page_of_tricks_name_a_source_in_common() -> 
 
 
 def test_what_knobs_name_is_on_the_page_of_sources() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "sources.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "sources.md").read_text()
     papers, called = page.split("## Code")
     assert [code for code in CODES if f"| {code}" not in called] == []
     sentences = " ".join(text for kind in ALGORITHM for text in field_texts(kind).values())

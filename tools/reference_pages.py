@@ -32,7 +32,7 @@ def pages() -> dict[str, str]:
 def pages_with_tables() -> dict[str, str]:
     """Return every hand-written page that has a table of results, with its tables updated."""
     tables = blocks()
-    texts = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    texts = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
     texts["../README.md"] = (DOCS / "../README.md").read_text()
     return {name: with_tables(text, tables) for name, text in texts.items() if _TABLE in text}
 
@@ -398,12 +398,13 @@ def tricks_page() -> str:
 
 @cache
 def cited_lines() -> list[tuple[str, str]]:
-    """What docs/sources.md calls each line of others' code (`OPPG ppo.py:104`), and its address."""
-    return re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", (DOCS / "sources.md").read_text())
+    """Lines of others' code as the page of sources cites them, with their addresses."""
+    page = (DOCS / "reference" / "sources.md").read_text()
+    return re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", page)
 
 
 def _with_links(source: str) -> str:
-    """A source whose lines of code, if docs/sources.md has them, are links."""
+    """A source whose lines of code, if the page of sources has them, are links."""
     for cited, address in cited_lines():
         source = re.sub(rf"\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source)
     return source
