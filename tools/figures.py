@@ -11,18 +11,11 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks import (
-    batch_invariance,
-    compare_reference,
-    draw_trace,
-    levels,
-    precision,
-    scaling,
-)
+from benchmarks import batch_invariance, compare_reference, scaling
 from phasicrl.lab.analysis.plot import draw_curves, save_figure
 from phasicrl.lab.experiments.run_suite import suite_curves
 from phasicrl.lab.experiments.suites import SUITES
-from tools.result_tables import RESULTS, RUN_SUITES, read
+from tools.result_tables import RESULTS, read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "figures"
@@ -49,13 +42,11 @@ def _baselines(output: Path) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
     "batch-invariance.png": lambda to: batch_invariance.draw(read("batch_invariance"), to),
-    "levels.png": lambda to: levels.draw(read("levels"), to),
-    "precision.png": lambda to: precision.draw(read("selection/precision"), to),
     "scaling-model.png": lambda to: scaling.draw(
         RESULTS / "scaling.csv", read("batch_invariance"), to
     ),
-    "trace.png": partial(draw_trace.draw, RESULTS / "trace.csv.gz"),
-    **{f"suite-{name}.png": partial(_suite, name) for name in RUN_SUITES},
+    "suite-penalties.png": partial(_suite, "penalties"),
+    "suite-value-epochs.png": partial(_suite, "value-epochs"),
 }
 """Function that draws each figure into a file."""
 

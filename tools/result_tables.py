@@ -8,14 +8,14 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from benchmarks import batch_invariance, levels, scaling
+from benchmarks import batch_invariance, scaling
 from phasicrl.cli import parse_config
 from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.analysis.curves import Curve, Task
@@ -50,32 +50,31 @@ _IN_WORDS = {"invertedpendulum": "InvertedPendulum", "cartpole": "CartPole"}
 """Tasks whose names have capitals inside."""
 
 TASKS = (
-    # environment, file, preset without its ending, fields, return below which a run has failed,
-    # what others reached
-    ("CartPole-v1", "cartpole", "cartpole", "", 475, "Zoo 500 at 100k (one run)"),
-    ("Acrobot-v1", "acrobot", "acrobot", "", -100, "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
-    ("MountainCar-v0", "mountaincar", "mountaincar", "", -150,
+    # environment, file, preset without its ending, fields, what others reached
+    ("CartPole-v1", "cartpole", "cartpole", "", "Zoo 500 at 100k (one run)"),
+    ("Acrobot-v1", "acrobot", "acrobot", "", "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
+    ("MountainCar-v0", "mountaincar", "mountaincar", "",
      "Zoo −110 at 1M (one run), CleanRL −200 at 500k"),
-    ("LunarLander-v3", "lunarlander", "lunarlander", "", 200, "Zoo 242 at 1M (v2, one run)"),
-    ("Pendulum-v1", "pendulum", "pendulum", "", -200, "Zoo −172 at 100k (one run, gSDE)"),
-    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "", 950,
+    ("LunarLander-v3", "lunarlander", "lunarlander", "", "Zoo 242 at 1M (v2, one run)"),
+    ("Pendulum-v1", "pendulum", "pendulum", "", "Zoo −172 at 100k (one run, gSDE)"),
+    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "",
      "source 004: 1000 reached; CleanRL 963 at 1M"),
-    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "inverteddoublependulum", "", 9000,
+    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "inverteddoublependulum", "",
      "Tianshou 9,231 at 1M"),
-    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000", -8,
+    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000",
      "source 004: −8.6 at 100k"),
-    ("Reacher-v5", "reacher", "reacher", "", -5, "Tianshou −4.1 at 1M"),
-    ("Swimmer-v5", "swimmer", "swimmer", "", 100,
+    ("Reacher-v5", "reacher", "reacher", "", "Tianshou −4.1 at 1M"),
+    ("Swimmer-v5", "swimmer", "swimmer", "",
      "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67"),
-    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "", 3000,
+    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "",
      "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
-    ("Hopper-v5", "hopper", "hopper", "", 2000, "Tianshou 2,609 at 1M"),
-    ("Walker2d-v5", "walker2d", "walker2d", "", 2000, "Tianshou 3,589 at 1M"),
-    ("Ant-v5", "ant", "ant", "", 1500, "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
+    ("Hopper-v5", "hopper", "hopper", "", "Tianshou 2,609 at 1M"),
+    ("Walker2d-v5", "walker2d", "walker2d", "", "Tianshou 3,589 at 1M"),
+    ("Ant-v5", "ant", "ant", "", "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
     ("CartPole-v1 without velocities", "cartpole_masked_velocity", "cartpole-masked-velocity", "",
-     475, "contrib's PPO with LSTM 500"),
+     "contrib's PPO with LSTM 500"),
     ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "pendulum-masked-velocity", "",
-     -300, "contrib's PPO with LSTM −218"),
+     "contrib's PPO with LSTM −218"),
 )  # fmt: skip
 
 
@@ -198,12 +197,6 @@ def short_mean(values: list[float]) -> str:
     return f"{np.mean(values):,.{digits}f}".replace("-", "−")
 
 
-def failed(values: list[float], least: float) -> str:
-    """Format how many runs ended below a return."""
-    limit, count = f"{least:,}".replace("-", "−"), sum(value < least for value in values)
-    return f"{count} of {len(values)} (below {limit})" if values else "–"
-
-
 def difference(ours: list[float], theirs: list[float]) -> str:
     """Format the difference of two means with the 95 % interval of Welch's t."""
     if len(ours) < 2 or len(theirs) < 2:
@@ -224,14 +217,12 @@ def difference(ours: list[float], theirs: list[float]) -> str:
 
 def tasks_reached() -> Cells:
     """What the presets reach: PPO, PPG and the difference."""
-    for env, file, preset, fields, least, others in TASKS:
+    for env, file, preset, fields, others in TASKS:
         rows = read(file)
         ppo, ppg = (greedy(file, preset=f"{preset}-{x}{fields}") for x in ("ppo", "ppg"))
-        cells = [
-            f(values) for values in (ppo, ppg) for f in (reached, partial(failed, least=least))
-        ]
+        seeds = ", ".join(f"{len(values)}" for values in (ppo, ppg) if values)
         steps = f"{int(rows[0]['env_steps']) // 100_000 * 100}k".replace("1000k", "1M")
-        yield env, steps, *cells, difference(ppg, ppo), others
+        yield env, steps, seeds, reached(ppo), reached(ppg), difference(ppg, ppo), others
 
 
 def compatible() -> Cells:
@@ -242,40 +233,6 @@ def compatible() -> Cells:
         steps, last = f"{int(rows[0]['env_steps']):,}", column(rows, "return_100")
         ends = reached(last), reached(column(rows, "greedy_mean"))
         yield f"`{label.split()[0]}`", env, steps, len(rows), *ends, published
-
-
-def quickstart() -> Cells:
-    """Time, its parts, and the return over training of `make train`."""
-    for folder in sorted((RESULTS / "quickstart").glob("*/")):
-        card, rows = RunDirectory(folder).card, RunDirectory(folder).metrics()
-        parts = [
-            sum(x for row in rows for name in names if math.isfinite(x := row.get(name, 0.0)))
-            for names in (("time/rollout",), ("time/policy", "time/value"), ("time/auxiliary",))
-        ]
-        returns = [x for row in rows if math.isfinite(x := row.get(RETURN, math.nan))]
-        shares = ", ".join(f"{part / sum(parts):.0%}" for part in parts)
-        ends = f"{returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f}"
-        yield card["seed"], card["commit"], f"{card['seconds'] / 60:.1f}", shares, ends
-
-
-def reward_norm() -> Cells:
-    """PPG on CartPole with and without normalized rewards."""
-    runs = group(read("cartpole"), "preset")
-    for title, label in (
-        ("normalized (`cartpole-ppg`)", "cartpole-ppg"),
-        ("as they are (`--reward-norm.per none`)", "cartpole-ppg --reward-norm.per none"),
-    ):
-        ends = (column(runs[label], name) for name in ("greedy_mean", "return_100"))
-        yield title, *map(reached, ends)
-
-
-def findings(name: str) -> Cells:
-    """What each named setting of a file reached."""
-    for label, rows in group(read(f"selection/findings_{name}"), "preset").items():
-        training = column(rows, "return_100")
-        title = label.partition("--name ")[2].split()[0]
-        cells = reached(column(rows, "greedy_mean")), number(float(np.mean(training)), training)
-        yield title, *cells
 
 
 def reacher_tricks() -> Cells:
@@ -299,15 +256,48 @@ def trading() -> Cells:
         yield arm, *map(mean_and_span, values)
 
 
+@cache
+def _suites(folder: Path) -> dict[str, dict[tuple[str, ...], list[Row]]]:
+    """Return the rows of every suite by task, arm and budget."""
+    return {
+        path.stem.removesuffix("-small"): group(rows, "task", "arm", "budget")
+        for path in sorted(folder.glob("*.csv"))
+        for rows in [list(csv.DictReader(path.read_text().splitlines()))]
+    }
+
+
+def suite_runs(name: str) -> dict[tuple[str, str], list[Row]]:
+    """Return the runs of a suite by arm and task, with further seeds from other suites.
+
+    Two arms are the same configuration if the curves of all seeds that both have are equal.
+    """
+    suites, runs = _suites(RESULTS / "suites"), dict[tuple[str, str], list[Row]]()
+    for (task, arm, budget), own in suites[name].items():
+        by_seed = {row["seed"]: row for row in own}
+        for other in suites.values():
+            for (its_task, _, its_budget), rows in other.items():
+                common = [row for row in rows if row["seed"] in by_seed]
+                same = all(row["curve"] == by_seed[row["seed"]]["curve"] for row in common)
+                if (its_task, its_budget) == (task, budget) and common and same:
+                    by_seed = {row["seed"]: row for row in rows} | by_seed
+        runs[arm, task] = list(by_seed.values())
+    return runs
+
+
+def arrow(mine: list[float], theirs: list[float]) -> str:
+    """Return an arrow if all seeds are apart, and that is less likely than 5 % by chance."""
+    if 2 / math.comb(len(mine) + len(theirs), len(mine)) > 0.05:
+        return ""
+    return " ↑" * (min(mine) > max(theirs)) + " ↓" * (max(mine) < min(theirs))
+
+
 def suite(name: str) -> str:
     """What a suite's arms reached on each task, over seeds.
 
-    An arrow marks that every seed is above, or below, every one of the arm that it is compared
-    with: the first arm of the task, or with rungs the one before it.
+    Each is compared with the first arm of the task, in the ladder of tricks with the one before.
     """
-    rows = read(f"suites/{name}-small")
-    runs = group(rows, "arm", "task")
-    names, arms = list(group(rows, "task")), group(rows, "arm")
+    runs = suite_runs(name)
+    names, arms = list(dict.fromkeys(task for _, task in runs)), dict.fromkeys(a for a, _ in runs)
     against: dict[str, list[list[float]]] = {}
 
     def cell(arm: str, task: str) -> str:
@@ -319,26 +309,14 @@ def suite(name: str) -> str:
         base = against.setdefault(task, values)
         if name == "tricks":
             against[task] = values
-        return "; ".join(
-            mean_and_span(mine)
-            + " ↑" * (min(mine) > max(theirs))
-            + " ↓" * (max(mine) < min(theirs))
+        shown = (
+            mean_and_span(mine) + arrow(mine, theirs)
             for mine, theirs in zip(values, base, strict=True)
         )
+        return f"{'; '.join(shown)} ({len(of)})"
 
-    head = ("arm", *(f"{task}: over the run; at its end; greedy" for task in names))
+    head = ("arm", *(f"{task}: over the run; at its end; greedy (seeds)" for task in names))
     return table(head, [(arm, *(cell(arm, task) for task in names)) for arm in arms])
-
-
-def rungs() -> str:
-    """What each rung of the suite `tricks` reaches greedily, with all those above it."""
-    rows = read("suites/tricks-small")
-    runs, names = group(rows, "arm", "task"), list(group(rows, "task"))
-    lines = [
-        (arm, *(short_mean(column(runs.get((arm, task), []), "greedy_mean")) for task in names))
-        for arm in group(rows, "arm")
-    ]
-    return table(("rung", *map(task_name, names)), lines)
 
 
 def task_name(task: str) -> str:
@@ -361,11 +339,10 @@ def without(trick: str, task: str) -> str:
 
 def beside(name: str, arm_without: str, arm_with: str) -> str:
     """Format the greedy returns of a suite without a trick, and with it, on each task."""
-    rows = read(f"suites/{name}-small")
-    runs = group(rows, "task", "arm")
+    runs = suite_runs(name)
     pairs = {
-        task: [runs[task, arm] for arm in (arm_without, arm_with) if (task, arm) in runs]
-        for task in group(rows, "task")
+        task: [runs[arm, task] for arm in (arm_without, arm_with) if (arm, task) in runs]
+        for task in dict.fromkeys(task for _, task in runs)
     }
     shown = [
         "{} {} ({})".format(
@@ -572,19 +549,36 @@ def agreement(precision: str, *, by_design: bool = False) -> Cells:
 # --- speed
 
 
+WORKS = {
+    "cartpole": "CartPole, 4 environments", "cartpole64": "CartPole, 64 environments",
+    "halfcheetah": "HalfCheetah", "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
+    "procgen-ppg-bf16": "Procgen, PPG",
+}  # fmt: skip
+"""Works of benchmarks/versus.py in which all have the same settings."""
+
+
 def speed() -> Cells:
-    """Whole training loops side by side: every result file of benchmarks/versus.py."""
-    for path in sorted((RESULTS / "versus").glob("*.json")):
-        for row in read_json(f"versus/{path.stem}")["summary"]:
-            ratios = ", ".join(
-                "{:.1f} [{:.1f}, {:.1f}]".format(ratio["ratio"], *ratio["interval"])
-                + (f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else "")
-                for name, ratio in row["ratios"].items()
-            )
-            seconds = row["seconds_to_threshold"]
-            rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
-            ends = ratios or "–", "–" if seconds is None else f"{seconds:.1f}"
-            yield path.stem, row["contestant"], rate, *ends
+    """Whole training loops side by side on the same environments, but for PureJaxRL's."""
+    for work, title in WORKS.items():
+        rows = read_json(f"versus/{work}")["summary"]
+        rates = {row["contestant"]: f"{row['rate']:,.0f}" for row in rows}
+        for row in rows:
+            theirs = row["contestant"]
+            gymnasium = theirs in GYMNASIUM or "Gymnasium" in theirs
+            for ours, ratio in row["ratios"].items():
+                if ("Gymnasium" in ours) == gymnasium:
+                    yield title, ours, rates[ours], theirs, rates[theirs], ratio_text(ratio)
+
+
+GYMNASIUM = ("CleanRL ppo.py", "CleanRL ppo_continuous_action.py")
+"""Contestants on Gymnasium whose names do not say so."""
+
+
+def ratio_text(ratio: dict[str, Any]) -> str:
+    """Format a ratio and its interval; `equal` if the interval contains 1."""
+    middle, (low, high) = ratio["ratio"], ratio["interval"]
+    word = "equal" if low <= 1 <= high else f"{middle:.2f}×"
+    return f"{word} [{low:.2f}, {high:.2f}]"
 
 
 PEERS = ("CleanRL", "SB3", "PureJaxRL")
@@ -696,46 +690,6 @@ def pieces() -> Cells:
         yield size, *map(spread, rates), *(f"{statistics.median(x):.1%}" for x in errors)
 
 
-def memory() -> Cells:
-    """What keeping freed memory does to the rate."""
-    cases = encoder_rates()
-    for size in ("64", "2048"):
-        default, kept = (cases[size, "fp32", x, "eager", "rate"] for x in ("default", "kept"))
-        ratio = statistics.median(a / b for a, b in zip(kept, default, strict=True))
-        yield size, spread(default), spread(kept), f"{ratio:.2f}"
-
-
-def compiled() -> Cells:
-    """What compiling the network for images does to the rate."""
-    cases = encoder_rates()
-    for kind in ("fp32", "bf16"):
-        eager, fast = (cases["64", kind, "kept", x, "rate"] for x in ("eager", "compiled"))
-        ratio = statistics.median(a / b for a, b in zip(fast, eager, strict=True))
-        yield "64", kind, spread(eager), spread(fast), f"{ratio:.2f}"
-
-
-SITUATIONS = {
-    "alone": "alone", "nice 19": "beside a loop of nice 19",
-    "equal": "beside a loop of the same priority",
-    "session": "beside a loop in a session of its own",
-    "two": "two at once, together",
-}  # fmt: skip
-"""Situations in contention.csv, and their names on the page."""
-
-
-def contention() -> Cells:
-    """Steps per second beside other work, and shares of the older code's rate alone."""
-    rates = {
-        key: column(rows, "steps_per_second")
-        for key, rows in group(read("contention"), "work", "code", "situation").items()
-    }
-    for work in sorted({work for work, *_ in rates}):
-        for code in ("before", "after"):
-            whole = statistics.median(rates[work, "before", "alone"])
-            cells = (rates[work, code, name] for name in SITUATIONS)
-            yield work, code, *(f"{spread(x)}: {statistics.median(x) / whole:.0%}" for x in cells)
-
-
 PROCESSES = {
     "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
     "cartpole-ppo": "CartPole, 64 environments", "halfcheetah-ppo": "HalfCheetah",
@@ -783,43 +737,6 @@ def large() -> Cells:
         yield shown, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}", f"{used:.1f} GB"
 
 
-def few_levels() -> Cells:
-    """Last evaluations of benchmarks/levels.py: means over seeds, and least to most."""
-    rows = read("levels")
-    last = max(rows, key=lambda row: int(row["env_steps"]))["env_steps"]
-    ends = group((row for row in rows if row["env_steps"] == last), "levels")
-    for count, some in sorted(ends.items(), key=lambda item: int(item[0])):
-        cells = []
-        for name in levels.METRICS:
-            values = column(some, name)
-            three = statistics.mean(values), min(values), max(values)
-            cells.append("{} ({} to {})".format(*(number(x, values) for x in three)))
-        yield f"{count} levels", len(some), *cells
-
-
-LATE = (
-    "losses/entropy", "losses/approx_kl", "losses/explained_variance", "losses/aux/kl_loss",
-    "gradients/policy_norm",
-)  # fmt: skip
-"""Metrics of the table of precisions, over the last quarter of training."""
-
-
-def precision() -> Cells:
-    """Learning by game and precision: means over seeds, with the range for the return."""
-    for (game, setting), rows in group(read("selection/precision"), "game", "setting").items():
-        runs = list(group(rows, "seed").values())
-        ends = [float(run[-1][RETURN]) for run in runs]
-        quarters = [
-            [row for row in run if int(row["env_steps"]) > 0.75 * int(run[-1]["env_steps"])]
-            for run in runs
-        ]
-        cells = [f"{np.mean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})"]
-        for metric in LATE:
-            some = ([row for row in rows if row[metric]] for rows in quarters)
-            cells.append(f"{np.mean([np.mean(column(rows, metric)) for rows in some]):.3g}")
-        yield game, setting, len(runs), *cells
-
-
 def sizes_of_the_batch() -> Cells:
     """The mean return over a run for each size of the batch, with the rules and without."""
     rows = read("batch_invariance")
@@ -856,16 +773,11 @@ def suites() -> Cells:
         yield f"`{name}`", each.about, ", ".join(each.small), steps
 
 
-_ENDS = "greedy, mean [95 %]|last 100 training episodes"
 TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
     "first-rollouts": ("game|quantity|published, three runs|ours, three seeds", first_rollouts),
-    "tasks": ("environment|steps|PPO|failed|PPG|failed|PPG − PPO|others", tasks_reached),
+    "tasks": ("environment|steps|seeds|PPO|PPG|PPG − PPO|others", tasks_reached),
     "compatible": (
         "preset|environment|steps|seeds|last 100 training episodes|greedy|published", compatible),
-    "quickstart": (
-        "seed|commit|minutes|rollouts, policy phases, auxiliary phases|return of 100 training "
-        "episodes: first, best, last", quickstart),
-    "reward-norm": ("rewards|greedy, mean [95 %]|last 100 training episodes", reward_norm),
     "reacher-tricks": ("changed|greedy, mean [95 %]|difference", reacher_tricks),
     "trading": ("|after 12,500 steps|after 50,000 steps|at the end|greedy", trading),
     "paper-early": ("paper's setting|1M|2M|5M|10M|25M|99M", paper_early),
@@ -885,9 +797,7 @@ TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
         "theirs|why ours differs|rollout: values, log-probabilities, rewards, advantages, "
         "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
         partial(agreement, "float64", by_design=True)),
-    "speed": (
-        "work||steps per second, median (slowest to fastest)|ratio of phasicrl's [95 %, or range "
-        "if fewer than 5 rounds]|seconds to 475", speed),
+    "speed": ("work|ours|steps/s|theirs|steps/s|ratio", speed),
     "speed-in-short": ("steps per second|phasicrl|CleanRL|SB3|PureJaxRL", short_speed),
     "bench": (
         "|steps/s (slowest to fastest)|of the bare networks, not as one call|GFLOP/s|where the "
@@ -895,28 +805,17 @@ TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
     "pieces": (
         "micro-batch|fp32, images/s forward and backward|bf16|error of bf16: features|gradients",
         pieces),
-    "memory": ("micro-batch|default: images/s|memory kept|ratio", memory),
-    "compiled": ("micro-batch|precision|eager: images/s|compiled by Inductor|ratio", compiled),
-    "contention": (
-        "work|code|alone|beside a loop of nice 19|beside a loop of the same priority|beside a "
-        "loop in a session of its own|two at once, together", contention),
     "scaling": (
         "run|steps per second, one process|two|ratio (least to most of the rounds)|in messages of "
         "gradients|with waiting", several_processes),
     "scaling-model": ("a rank is|link|2|4|8|64|512", scaling_model),
     "large": ("what|seconds|memory", large),
-    "levels": ("trained on|seeds|return on these|on all levels|gap", few_levels),
-    "precision": (
-        "game|precision|seeds|return at the end (least to most)|entropy|KL, policy "
-        "phase|explained variance|KL, auxiliary phase|gradient norm", precision),
     "batch-invariance": (
         "task|settings; mean return over a run [95 %]|batch|batch / 2|batch / 4|batch / 8",
         sizes_of_the_batch),
     "fresh": ("system|Python|EnvPool|PyTorch|command|result|seconds|commit", fresh),
     "faults": ("fault|what is injected, and what has to hold|held|commit", faults),
     "suites": ("suite|what it compares|tasks, small|steps, small", suites),
-    **{f"findings-{name}": (f"setting|{_ENDS}", partial(findings, name))
-       for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
 }  # fmt: skip
 """By name: the head of a table, split at `|`, and its rows."""
 
@@ -927,5 +826,4 @@ def blocks() -> dict[str, str]:
         **{name: table(head.split("|"), rows()) for name, (head, rows) in TABLES.items()},
         **{f"suite-{name}": suite(name) for name in RUN_SUITES},
         "baselines": baselines(),
-        "rungs": rungs(),
     }
