@@ -46,7 +46,7 @@ AVERAGED = "--ppo.proximal-decay 0.8889 --ppo.advantage-decay 0.2"
 """At the largest batch: eight steps old, as PPO's old policy is on average in 16 steps."""
 ARMS = {
     "PPO-EWMA with the rules": (AVERAGED, True),
-    "PPO, the same knobs": ("", False),
+    "PPO, the same options": ("", False),
 }
 """Options of the largest batch, and whether the rules make smaller ones."""
 SIZES = (1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""Measure how much faster two processes train than one on the same cores, and model more of them.
+"""Measure how much faster two processes train than one on the same cores.
 
 usage: python benchmarks/scaling.py OUT.csv [--presets procgen-ppo …] [--rounds 5]
 
@@ -6,24 +6,12 @@ One process with a thread on each core, and two with half of the threads: the sa
 environments in all. The two are measured in turns, whole iterations, and each round gives a row
 with the median of its iterations. `exchanges` is what one process spends with the others, waiting
 included; `message` is an exchange of that size alone, when both are there.
-
-The model, drawn by `python -m tools.figures scaling-model.png`, is not a measurement: links and the
-speed of a GPU are assumed (`NETWORKS`, `RANKS`). From the measured seconds, bytes and messages, an
-iteration of k processes that share a batch takes
-
-    compute / (speed · k) + steps · (floor + message)
-    message = 2 (k − 1) / k · bytes / bandwidth + 2 ⌈log₂ k⌉ · latency
-
-with `steps` gradient steps, and `floor` seconds of a gradient step however small its minibatch is.
-The bytes are those of a ring all-reduce (Patarasuk and Yuan 2009), the latency that of a tree. With
-more processes than the batch has environments for, the batch grows.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -36,7 +24,6 @@ from unittest import mock
 
 import torch
 import tyro
-from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
@@ -59,19 +46,6 @@ COLUMNS = (
     "run", "processes", "threads", "round", "seconds", "exchanges", "message", "bytes",
     "steps_per_second", "processor", "commit",
 )  # fmt: skip
-NETWORKS = {
-    "inside a machine of 8 GPUs": (200e9, 10e-6),
-    "25 Gbit Ethernet": (25e9 / 8, 30e-6),
-    "1 Gbit Ethernet": (1e9 / 8, 100e-6),
-}
-"""Assumed bandwidth in bytes per second, and latency in seconds: round numbers of such links."""
-RANKS = {"a core here": (1.0, 0.0), "a hundred cores here, such as a GPU": (100.0, 2e-3)}
-"""Assumed speed of a rank, in cores of the machine that was measured, and `floor`: the seconds that
-launching some hundred kernels takes."""
-RUN = "procgen-ppo"
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-MOST_THAT_SHARE = 8
-"""Processes among which one batch is divided; with more, there are more environments."""
 
 
 def measure(name: str, output: Path) -> None:
@@ -162,73 +136,6 @@ def gradient_steps(config: Config) -> float:
         rollouts = aux.iterations_per_epoch or aux.every
         steps += aux.epochs * aux.num_minibatches * rollouts / (aux.every * aux.run_every)
     return steps
-
-
-def model(path: Path) -> list[dict[str, Any]]:
-    """Return the speedup for each number of processes and each kind of rank and link.
-
-    It is that of the preset as it is: measured were shorter rollouts, which take as long a step.
-    """
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["run"], row["processes"]) == (RUN, "2")]
-    seconds, exchanges, num_bytes = (
-        statistics.median(float(row[name]) for row in rows)
-        for name in ("seconds", "exchanges", "bytes")
-    )
-    config, shorter = (parse_config(words.split()) for words in (RUN, RUNS[RUN]))
-    # Two processes do half of an iteration each: one would take as long as both together.
-    compute = 2 * (seconds - exchanges) * config.batch_size / shorter.batch_size
-
-    def iteration(size: int, rank: str, network: str) -> float:
-        (speed, floor), (bandwidth, latency) = RANKS[rank], NETWORKS[network]
-        message = 2 * (size - 1) / size * num_bytes / bandwidth
-        message += 2 * math.ceil(math.log2(size)) * latency
-        growth = max(size // MOST_THAT_SHARE, 1)
-        return growth * compute / (speed * size) + gradient_steps(config) * (floor + message)
-
-    return [
-        {
-            "rank": rank, "network": network, "processes": size,
-            "speedup": max(size // MOST_THAT_SHARE, 1) * iteration(1, rank, network)
-            / iteration(size, rank, network),
-        }
-        for rank in RANKS for network in NETWORKS for size in SIZES
-    ]  # fmt: skip
-
-
-def draw(measured: Path, learning: list[dict[str, str]], path: Path) -> None:
-    """Draw the modeled steps per second on the left, and beside it the measured learning."""
-    from benchmarks import batch_invariance  # found where `-m tools.figures` runs
-
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    left, *others = figure.subplots(1, 1 + len(batch_invariance.TASKS))
-    rows = model(measured)
-    for rank in RANKS:
-        for network in NETWORKS:
-            line = [row for row in rows if (row["rank"], row["network"]) == (rank, network)]
-            speedups = [row["speedup"] for row in line]
-            style = "-" if RANKS[rank][0] == 1 else "--"
-            left.plot(SIZES, speedups, style, label=f"{rank}; {network}")
-    left.plot(SIZES, SIZES, color="0.8", zorder=0)
-    for axis in (left.set_xscale, left.set_yscale):
-        axis("log", base=2)
-    left.set_xlabel(f"processes; above {MOST_THAT_SHARE} the batch grows with them")
-    left.set_ylabel("times the steps per second of one")
-    left.set_title("A model, not a measurement", fontsize="small", loc="left")
-    left.legend(fontsize="x-small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    for panel, task in zip(others, batch_invariance.TASKS, strict=True):
-        for arm in batch_invariance.ARMS:
-            points = batch_invariance.by_size(learning, task, arm)
-            mean, low, high = zip(*points.values(), strict=True)
-            batch = [max(points) / size for size in points]
-            panel.plot(batch, mean, marker=".", label=arm)
-            panel.fill_between(batch, low, high, alpha=0.15, linewidth=0)
-        panel.set_xscale("log", base=2)
-        panel.set_xlabel("batch, in units of the smallest")
-        panel.set_ylabel("mean return over a run")
-        panel.set_title(f"Measured: {task}", fontsize="small", loc="left")
-        panel.legend(fontsize="xx-small", frameon=False)
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

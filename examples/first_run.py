@@ -4,11 +4,7 @@ from dataclasses import replace
 
 from phasicrl import evaluate, get_preset, train
 
-# aux=AuxConfig() here would make it PPO.
-config = replace(get_preset("classic-ppg"), seed=3, total_env_steps=30_000)
+config = replace(get_preset("cartpole-ppg"), seed=3)  # aux=AuxConfig() here makes it PPO
 run = train(config)
 greedy, sampled = evaluate(run.directory, episodes=20)
-print(
-    f"greedy {greedy.mean_return:.0f}, sampled {sampled.mean_return:.0f}; "
-    f"everything is in {run.directory}"
-)
+print(f"greedy {greedy.mean_return:.0f}, sampled {sampled.mean_return:.0f}; see {run.directory}")

@@ -176,7 +176,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Trained) ->
 
 
 PAGES = [name for name in TEXTS if own_commands(name)]
-SHORT = ("docs/tutorial-first-run.md", "docs/tutorial-memory-and-masks.md")
+SHORT = ("docs/first-run.md", "docs/memory-and-masks.md")
 """Pages that `make test` runs, too."""
 
 

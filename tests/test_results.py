@@ -182,7 +182,7 @@ def test_means_of_the_arms_of_a_suite_stand_on_the_tasks_that_have_them(
     write(tmp_path, "suites/mva-small", COLUMNS_OF_SUITE,
           "pendulum,off,9,1,1,1,-1500", "pendulum,off,9,2,2,1,-1700", "pendulum,on,9,1,3,1,-7.0",
           "pendulum,on,9,2,4,1,-8.1", "gymnasium:Taxi-v4,on,9,1,5,1,5.0")  # fmt: skip
-    place = "[mva](experiments.md#the-reports-findings-source-004)"
+    place = "[mva](../experiments.md#the-reports-findings-source-004)"
     assert result_tables.beside("mva", "off", "on") == f"{place}: Pendulum −1,600 (−7.5)"
     assert result_tables.beside("mva", "of", "on") == f"{place}: –"
 

@@ -9,7 +9,10 @@ import pytest
 from tests.browser import in_a_browser, needs_chromium
 
 SITE = Path(__file__).parents[1] / "site"
-PAGES = ("index", "algorithm", "configuration", "experiments", "learning", "performance", "tricks")
+PAGES = (
+    "index", "algorithm", "experiments", "learning", "performance", "reference/options",
+    "reference/tricks",
+)  # fmt: skip
 PROBE = """
 found = {
   width: page.documentElement.scrollWidth,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks import batch_invariance, compare_reference, scaling
+from benchmarks import batch_invariance, compare_reference
 from phasicrl.lab.analysis.plot import draw_curves, save_figure
 from phasicrl.lab.experiments.run_suite import suite_curves
 from phasicrl.lab.experiments.suites import SUITES
@@ -42,9 +42,6 @@ def _baselines(output: Path) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
     "batch-invariance.png": lambda to: batch_invariance.draw(read("batch_invariance"), to),
-    "scaling-model.png": lambda to: scaling.draw(
-        RESULTS / "scaling.csv", read("batch_invariance"), to
-    ),
     "suite-penalties.png": partial(_suite, "penalties"),
     "suite-value-epochs.png": partial(_suite, "value-epochs"),
 }

@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/, and the tables of results on the other pages."""
+"""Write the pages of docs/reference, and the tables of results on the other pages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _TABLE, _END = "<!-- table ", "<!-- end -->"
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every generated page by name."""
+    """Return the text of every page with generated content, by its path in docs/."""
     return {
-        "metrics.md": metrics_page(),
-        "configuration.md": configuration_page(),
-        "presets.md": presets_page(),
-        "tricks.md": tricks_page(),
+        "reference/metrics.md": metrics_page(),
+        "reference/options.md": options_page(),
+        "reference/presets.md": presets_page(),
+        "reference/tricks.md": tricks_page(),
+        "reference/agreement.md": agreement_page(),
         **pages_with_tables(),
     }
 
@@ -52,25 +53,20 @@ def with_tables(text: str, tables: dict[str, str]) -> str:
 def metrics_page() -> str:
     """The table of metric names."""
     head = (
-        "# Metrics\n\nEvery iteration writes one object to `metrics.jsonl` with `env_steps`, "
-        "`iteration`, `phase`, `wall_time` and the metrics below; "
-        "the same names are in TensorBoard (x axis: environment steps) and, "
-        "with `--log.wandb`, in Weights & Biases. Losses are means over *all* data "
-        "of the iteration, or of the auxiliary phase, weighted by samples: "
-        "over every epoch and minibatch, never the last one.\n\n"
+        "# Metrics\n\nEach iteration writes one row to `metrics.jsonl`: `env_steps`, `iteration`, "
+        "`phase`, `wall_time` and the metrics below. TensorBoard and Weights & Biases "
+        "(`--log.wandb`) use the same names. Losses are means over all epochs and minibatches "
+        "of the iteration, or of the auxiliary phase.\n\n"
         "| name | meaning |\n|---|---|\n"
     )
     return NOTE + head + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in METRICS.items())
 
 
-def configuration_page() -> str:
-    """Every field with its default and its sentence."""
+def options_page() -> str:
+    """Every option with its default and its sentence."""
     text = (
-        "# Configuration\n\nEvery knob, as `config.py` has it. "
-        "On the command line the path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. "
-        "`none` switches off what can be off; `--aux.epochs 0` makes PPG PPO. "
-        "An option without effect is reported when the run starts. "
-        "[Some need more than a sentence](knobs.md).\n"
+        "# Options\n\nThe path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. `none` "
+        "switches off what can be off, and `--no-` what is on or off: `--env.no-action-masks`.\n"
     )
     hints = typing.get_type_hints(Config)
     groups = {
@@ -87,9 +83,9 @@ def configuration_page() -> str:
 def presets_page() -> str:
     """Every preset with its source and its difference to its parent."""
     text = (
-        "# Presets\n\n`phasicrl presets NAME` shows the same, but for what was trained. "
-        "Results are of seeds from 101 on, on which no setting was chosen "
-        "([learning results](learning.md)).\n"
+        "# Presets\n\n`phasicrl presets NAME` shows source and differences. "
+        "Results are of [report seeds](../../CONTRIBUTING.md#seeds), which no setting was chosen "
+        "on.\n"
     )
     for name, preset in PRESETS.items():
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
@@ -339,18 +335,21 @@ IN_SUITES = {
     "a separate optimizer for it": (("details", "one optimizer for both phases", "PPG"),),
 }  # fmt: skip
 """By trick: the suites that measure it, the arm without it and the arm with it."""
-_BATCHES = "together: [sizes of the batch](distributed.md#more-environments-the-same-learning)"
-_FIRST_ROLLOUTS = "[first rollouts](learning.md#ppo-on-procgen-among-the-published-runs)"
+_ONE_OUT = "../experiments.md#ppo-without-one-of-its-tricks"
+_REACHER = "../learning.md#what-each-trick-is-worth"
+_BATCHES = "together: [larger batches](../distributed.md#larger-batches)"
+_HEURISTIC = "[a trader](../memory-and-masks.md#a-heuristic-for-the-first-steps)"
+_FIRST_ROLLOUTS = "[first rollouts](../learning.md#ppo-on-procgen-among-the-published-runs)"
 ON_PAGES = {
     "Adam's decays": _BATCHES, "averaged proximal policy": _BATCHES,
     "advantage statistics over several rollouts": _BATCHES,
     "rollouts that fit into the budget": "no more than one rollout",
-    "mean through tanh": "with [−1, 1]: [mva](experiments.md#the-reports-findings-source-004)",
-    "masks by a heuristic at first": "[a trader](tutorial-trader.md)",
+    "mean through tanh": "with [−1, 1]: [mva](../experiments.md#the-reports-findings-source-004)",
+    "masks by a heuristic at first": _HEURISTIC,
     "reward normalization step by step": _FIRST_ROLLOUTS,
     "Adam's ε before the bias correction": _FIRST_ROLLOUTS,
-    "memory": "[tests of learning](learning.md#masks-and-memory)",
-    "action masks": "[a trader](tutorial-trader.md), [tests](learning.md#masks-and-memory)",
+    "memory": "[tests of learning](../learning.md#masks-and-memory)",
+    "action masks": "[tests of learning](../learning.md#masks-and-memory)",
 }  # fmt: skip
 """By trick: pages that measure it otherwise."""
 SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari-ppo")
@@ -359,25 +358,12 @@ SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari
 def tricks_page() -> str:
     """Every trick with its source, function and option, and the option's value in some presets."""
     text = (
-        "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: "
-        "where it comes from, the function that does it, the option that switches it, "
-        "and how the presets set it. "
-        "What each is worth is measured by [suites](experiments.md), above all by two "
-        "([learning results](learning.md)):\n\n"
-        "```sh\nphasicrl suite tricks --tasks cartpole          # one trick after the other\n"
-        "phasicrl suite tricks-one-out --tasks cartpole  # all of them, then all but one\n"
-        "```\n\n"
-        "*Measured* is the greedy return without the trick, all others on (and with it): "
-        "means of five seeds after 100,000 steps, 300,000 for Acrobot; the spans are in "
-        "[experiments](experiments.md#ppo-without-one-of-its-tricks), those for Reacher in "
-        "[learning results](learning.md#what-each-trick-is-worth). "
-        "*In other suites*: the same, of PPO in `ppo-details`, `tricks`, `tricks-one-out`, `mva` "
-        "and `fig8`, of PPG in the others; means of three seeds (two on StarPilot), of five in "
-        "`tricks`, `tricks-one-out`, `mva` and `details`. Spans and budgets stand where the links "
-        "lead: many spans overlap, and then a difference is no finding. Without clipping the "
-        "epochs of minibatches go, too.\n\n"
+        "# Tricks\n\nSource, function and option of each trick, its value in five presets, and "
+        "what it is worth: the greedy return without it (and with it), means over seeds. "
+        "Seeds, budgets and spans are on the pages of the links; many spans overlap.\n\n"
         f"| trick | source | here | option | {' | '.join(f'`{name}`' for name in SHOWN)} | "
-        f"measured: {' | '.join(ONE_OUT.values())} | Reacher | in other suites |\n"
+        f"[without it]({_ONE_OUT}): {' | '.join(ONE_OUT.values())} | [Reacher]({_REACHER}) | "
+        "in other suites |\n"
         f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
     )
     for trick, source, function, option in TRICKS:
@@ -394,6 +380,20 @@ def tricks_page() -> str:
         cells = (trick, _with_links(source), f"`{function}`", f"`{option}`", *values, *measured)
         text += f"| {' | '.join(cells)} |\n"
     return NOTE + text
+
+
+def agreement_page() -> str:
+    """The differences between the reference codes' numbers and ours."""
+    tables = blocks()
+    return (
+        f"{NOTE}# Agreement with the reference codes\n\nThe largest difference between their "
+        "numbers and ours, relative to how far the quantity has moved, after whole updates from "
+        "the same weights, data and order of samples (their own rounding noise). "
+        "`benchmarks/agreement.py` runs their programs beside ours.\n\n"
+        f"## In float64\n\n{tables['agreement']}\n## In float32\n\n"
+        f"{tables['agreement-float32']}\n## Different on purpose\n\nIn float64; left out "
+        f"above.\n\n{tables['agreement-by-design']}"
+    )
 
 
 @cache

@@ -351,7 +351,7 @@ def beside(name: str, arm_without: str, arm_with: str) -> str:
         for task, pair in pairs.items()
         if len(pair) == 2
     ]
-    return f"[{name}](experiments.md#{PLACES.get(name, _SWEEPS)}): {', '.join(shown) or '–'}"
+    return f"[{name}](../experiments.md#{PLACES.get(name, _SWEEPS)}): {', '.join(shown) or '–'}"
 
 
 def on_reacher(change: str) -> str:
@@ -581,67 +581,27 @@ def ratio_text(ratio: dict[str, Any]) -> str:
     return f"{word} [{low:.2f}, {high:.2f}]"
 
 
-PEERS = ("CleanRL", "SB3", "PureJaxRL")
 SHORT = (
-    # title, work, which of ours, which of theirs: on the same environments, but for PureJaxRL's,
-    # which are its own
-    ("CartPole, 4 environments of EnvPool", "cartpole", "phasicrl", ("SB3, EnvPool",
-     "PureJaxRL ppo.py")),
-    ("the same of Gymnasium", "cartpole", "phasicrl, Gymnasium", ("CleanRL ppo.py",
-     "SB3, Gymnasium")),
-    ("CartPole, 64 environments of EnvPool", "cartpole64", "phasicrl", ("SB3, EnvPool",
-     "PureJaxRL ppo.py")),
-    ("the same, ours with `--compute.compile on`", "cartpole64", "phasicrl, compiled",
-     ("SB3, EnvPool", "PureJaxRL ppo.py")),
-    ("CartPole, 64 environments of Gymnasium", "cartpole64", "phasicrl, Gymnasium",
-     ("CleanRL ppo.py", "SB3, Gymnasium")),
-    ("the same, ours with `--compute.compile on`", "cartpole64", "phasicrl, Gymnasium, compiled",
-     ("CleanRL ppo.py", "SB3, Gymnasium")),
-    ("HalfCheetah, 1 environment of EnvPool", "halfcheetah", "phasicrl, 1 environment",
-     ("SB3, 1 environment",)),
-    ("the same of Gymnasium", "halfcheetah", "phasicrl, 1 environment, Gymnasium",
-     ("CleanRL ppo_continuous_action.py",)),
-    ("HalfCheetah, 16 environments of EnvPool", "halfcheetah", "phasicrl, 16 environments",
-     ("SB3, 16 environments",)),
-    ("Procgen, PPO", "procgen-ppo", "phasicrl, fp32", ("CleanRL ppo_procgen.py",)),
-    ("the same, CleanRL given our allocator's setting", "procgen-ppo", "phasicrl, fp32",
-     ("CleanRL ppo_procgen.py, memory kept",)),
-    ("Procgen, PPO, ours in bf16", "procgen-ppo", "phasicrl, bf16", ("CleanRL ppo_procgen.py",)),
-    ("the same, CleanRL given our allocator's setting", "procgen-ppo", "phasicrl, bf16",
-     ("CleanRL ppo_procgen.py, memory kept",)),
-    ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network",
-     ("CleanRL ppg_procgen.py",)),
-    ("Procgen, PPG, one network, auxiliary phase in bf16", "procgen-ppg-bf16",
-     "phasicrl, one network, auxiliary phase bf16", ("CleanRL ppg_procgen.py",)),
-    ("Procgen, PPG, one network, both phases in bf16", "procgen-ppg-bf16",
-     "phasicrl, one network, both phases bf16", ("CleanRL ppg_procgen.py",)),
-    ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks",
-     ("CleanRL ppg_procgen.py",)),
-    ("Procgen, PPG, two networks, auxiliary phase in bf16", "procgen-ppg-bf16",
-     "phasicrl, two networks, auxiliary phase bf16", ("CleanRL ppg_procgen.py",)),
-    ("Procgen, PPG, two networks, both phases in bf16", "procgen-ppg-bf16",
-     "phasicrl, two networks, both phases bf16", ("CleanRL ppg_procgen.py",)),
+    # title, work, which of ours, which of theirs
+    ("CartPole, 4 environments of EnvPool", "cartpole", "phasicrl", "SB3, EnvPool"),
+    ("HalfCheetah, 1 environment of Gymnasium", "halfcheetah",
+     "phasicrl, 1 environment, Gymnasium", "CleanRL ppo_continuous_action.py"),
+    ("Procgen, PPG with one network", "procgen-ppg", "phasicrl, one network",
+     "CleanRL ppg_procgen.py"),
+    ("Procgen, PPO, CleanRL with our allocator setting", "procgen-ppo", "phasicrl, fp32",
+     "CleanRL ppo_procgen.py, memory kept"),
+    ("CartPole, 4 environments", "cartpole", "phasicrl", "PureJaxRL ppo.py"),
 )  # fmt: skip
 """What the README shows of the works of benchmarks/versus.py."""
 
 
 def short_speed() -> Cells:
-    """Medians of steps per second side by side, with the ratio of ours to theirs."""
+    """Rates of ours and of another, and their ratio."""
     for title, work, ours, theirs in SHORT:
         rows = {row["contestant"]: row for row in read_json(f"versus/{work}")["summary"]}
-        peers = {name.split()[0].strip(","): rows[name] for name in theirs if name in rows}
-        cells = ["–" for _ in PEERS]
-        for place, peer in enumerate(PEERS):
-            if peer in peers:
-                ratio = peers[peer]["ratios"][ours]["ratio"]
-                times = f"{ratio:.2f}×" if ratio < 2 else f"{ratio:.1f}×"
-                cells[place] = f"{peers[peer]['rate']:,.0f} ({times})"
-        yield title, f"**{rows[ours]['rate']:,.0f}**", *cells
-    rows = read_json("versus/cartpole-475")["summary"]
-    seconds = {row["contestant"].split()[0].strip(","): row["seconds_to_threshold"] for row in rows}
-    cells = [f"{seconds[name]:.1f} s" for name in ("phasicrl", *PEERS)]
-    title = "CartPole, from the start of the process to 475, settings of each"
-    yield title, f"**{cells[0]}**", *cells[1:]
+        rates = [f"{rows[name]['rate']:,.0f}" for name in (ours, theirs)]
+        name, ratio = theirs.split()[0].strip(","), rows[theirs]["ratios"][ours]
+        yield title, rates[0], name, rates[1], ratio_text(ratio)
 
 
 BENCHES = {
@@ -717,17 +677,6 @@ def several_processes() -> Cells:
         )  # fmt: skip
 
 
-SIZES = (2, 4, 8, 64, 512)
-
-
-def scaling_model() -> Cells:
-    """Share of k times the speed of one process that the model predicts for k processes."""
-    rows = scaling.model(RESULTS / "scaling.csv")
-    for (rank, network), some in group(rows, "rank", "network").items():
-        speedups = {row["processes"]: row["speedup"] for row in some}
-        yield rank, network, *(f"{speedups[size] / size:.0%}" for size in SIZES)
-
-
 def large() -> Cells:
     """Time and memory of large runs: medians."""
     for rows in group(read("large"), "what").values():
@@ -745,18 +694,6 @@ def sizes_of_the_batch() -> Cells:
             found = batch_invariance.by_size(rows, task, arm).values()
             cells = ("{:.0f} [{:.0f}, {:.0f}]".format(*three) for three in found)
             yield task, arm, *(cell.replace("-", "−") for cell in cells)
-
-
-def fresh() -> Cells:
-    """The README's commands on bare machines: the last try of each suite, Python and command."""
-    last = {
-        (row["suite"], row["python"].rpartition(".")[0], row["command"]): row
-        for row in read("fresh")
-    }
-    for row in sorted(last.values(), key=lambda row: list(map(int, row["python"].split(".")))):
-        result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
-        before = (row[name] for name in ("suite", "python", "envpool", "torch"))
-        yield *before, f"`{row['command']}`", result, row["seconds"], row["commit"]
 
 
 def faults() -> Cells:
@@ -798,7 +735,7 @@ TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
         "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
         partial(agreement, "float64", by_design=True)),
     "speed": ("work|ours|steps/s|theirs|steps/s|ratio", speed),
-    "speed-in-short": ("steps per second|phasicrl|CleanRL|SB3|PureJaxRL", short_speed),
+    "speed-in-short": ("work|phasicrl, steps/s|other|steps/s|ratio", short_speed),
     "bench": (
         "|steps/s (slowest to fastest)|of the bare networks, not as one call|GFLOP/s|where the "
         "time goes|memory of the process", bench),
@@ -808,12 +745,10 @@ TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
     "scaling": (
         "run|steps per second, one process|two|ratio (least to most of the rounds)|in messages of "
         "gradients|with waiting", several_processes),
-    "scaling-model": ("a rank is|link|2|4|8|64|512", scaling_model),
     "large": ("what|seconds|memory", large),
     "batch-invariance": (
         "task|settings; mean return over a run [95 %]|batch|batch / 2|batch / 4|batch / 8",
         sizes_of_the_batch),
-    "fresh": ("system|Python|EnvPool|PyTorch|command|result|seconds|commit", fresh),
     "faults": ("fault|what is injected, and what has to hold|held|commit", faults),
     "suites": ("suite|what it compares|tasks, small|steps, small", suites),
 }  # fmt: skip

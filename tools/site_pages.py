@@ -7,6 +7,7 @@ the program. Nothing is written into docs/.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ OF_ROOT = {
     "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "SECURITY.md": "SECURITY.md",
 }
 """Pages of the repository's root, and their names on the site."""
 MODULES = (
@@ -32,7 +34,7 @@ MODULES = (
     "phasicrl.lab.analysis.plot", "phasicrl.lab.analysis.curves",
     "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",
     "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
-    "phasicrl.lab.export.package", "phasicrl.runs.directory",
+    "phasicrl.lab.export.package", "phasicrl.runs.directory", "phasicrl.training.run",
 )  # fmt: skip
 """Modules of the Python reference."""
 _LINK = re.compile(r"(\]\()([^)#\s]+)")
@@ -42,53 +44,58 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/, and the files that any page links to."""
     from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
-    made = {"cli.md": cli_page(), "api.md": api_page()}
-    for name, page in OF_ROOT.items():
-        made[page] = from_root((ROOT / name).read_text())
+    made = {"reference/commands.md": commands_page(), "reference/python.md": python_page()}
+    made |= {page: moved((ROOT / name).read_text(), name) for name, page in OF_ROOT.items()}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
-    pages = [*made.values(), *(moved(path.read_text()) for path in (ROOT / "docs").glob("*.md"))]
-    wanted = {target for text in pages for target in _linked(text) if target.startswith("files/")}
-    for target in sorted(wanted):
-        source = ROOT / target.removeprefix("files/").removesuffix(".txt")
-        files.append(File.generated(config, target, content=source.read_bytes()))
+    pages = [ROOT / name for name in OF_ROOT] + sorted((ROOT / "docs").rglob("*.md"))
+    for path in sorted({file for page in pages for file in _linked_files(page)}):
+        content = (ROOT / path).read_bytes()
+        files.append(File.generated(config, site_path(path), content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Have the links of a page of docs/ lead to where the site has what they name."""
-    return moved(markdown)
+    name = f"docs/{page.file.src_uri}"
+    return moved(markdown, name) if (ROOT / name).exists() else markdown
 
 
-def moved(text: str) -> str:
-    """Change the links of a page of docs/ that lead out of that folder."""
-    return _LINK.sub(lambda match: match[1] + _target(match[2].removeprefix("../"))
-                     if match[2].startswith("../") else match[0], text)  # fmt: skip
+def moved(text: str, name: str) -> str:
+    """Have the links of a page of the repository lead to the site's files."""
+    folder = posixpath.dirname(site_path(name))
+
+    def target(match: re.Match[str]) -> str:
+        if "://" in match[2]:
+            return match[0]
+        return match[1] + posixpath.relpath(site_path(_resolved(match[2], name)), folder or ".")
+
+    return _LINK.sub(target, text)
 
 
-def from_root(text: str) -> str:
-    """Change the links of a page of the root."""
-    return _LINK.sub(
-        lambda match: match[0] if "://" in match[2] else match[1] + _target(match[2]), text
-    )
-
-
-def _target(path: str) -> str:
+def site_path(path: str) -> str:
     """Return the site's path of a file of the repository; code is shown as text."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return OF_ROOT.get(path) or f"files/{path}.txt"
 
 
-def _linked(text: str) -> list[str]:
-    return [target for _, target in _LINK.findall(text)]
+def _resolved(link: str, name: str) -> str:
+    """Return the path in the repository that a link of a page leads to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
 
 
-def cli_page() -> str:
+def _linked_files(page: Path) -> set[str]:
+    """Return the files outside of docs/ that a page links to."""
+    name = str(page.relative_to(ROOT))
+    links = (target for _, target in _LINK.findall(page.read_text()) if "://" not in target)
+    found = {_resolved(link, name) for link in links}
+    return {path for path in found if site_path(path).startswith("files/")}
+
+
+def commands_page() -> str:
     """Return the help of every command."""
-    head = (
-        "# Command line\n\nThe output of `--help`; options of `train`: [here](configuration.md).\n"
-    )
+    head = "# Commands\n\nThe options of `train` are [on a page](options.md).\n"
     return head + "".join(
         f"\n## {' '.join(command)}\n\n```text\n{text}\n```\n"
         for command, text in _helps("phasicrl")
@@ -108,6 +115,6 @@ def _helps(*command: str) -> Iterator[tuple[tuple[str, ...], str]]:
         yield from _helps(*command, line.split()[0])
 
 
-def api_page() -> str:
+def python_page() -> str:
     """Return the page of the Python reference."""
     return "# Python\n" + "".join(f"\n::: {name}\n" for name in MODULES)
