@@ -21,12 +21,11 @@ _TABLE, _END = "<!-- table ", "<!-- end -->"
 def pages() -> dict[str, str]:
     """Return the text of every page with generated content, by its path in docs/."""
     return {
+        **pages_with_tables(),
         "reference/metrics.md": metrics_page(),
         "reference/options.md": options_page(),
         "reference/presets.md": presets_page(),
         "reference/tricks.md": tricks_page(),
-        "reference/agreement.md": agreement_page(),
-        **pages_with_tables(),
     }
 
 
@@ -380,20 +379,6 @@ def tricks_page() -> str:
         cells = (trick, _with_links(source), f"`{function}`", f"`{option}`", *values, *measured)
         text += f"| {' | '.join(cells)} |\n"
     return NOTE + text
-
-
-def agreement_page() -> str:
-    """The differences between the reference codes' numbers and ours."""
-    tables = blocks()
-    return (
-        f"{NOTE}# Agreement with the reference codes\n\nThe largest difference between their "
-        "numbers and ours, relative to how far the quantity has moved, after whole updates from "
-        "the same weights, data and order of samples (their own rounding noise). "
-        "`benchmarks/agreement.py` runs their programs beside ours.\n\n"
-        f"## In float64\n\n{tables['agreement']}\n## In float32\n\n"
-        f"{tables['agreement-float32']}\n## Different on purpose\n\nIn float64; left out "
-        f"above.\n\n{tables['agreement-by-design']}"
-    )
 
 
 @cache
