@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -256,9 +257,16 @@ CODE = {
                   if not is_of_an_example(each) and not needs_another_package(each)])
 }  # fmt: skip
 """The Python of each page that no example has."""
+LONG = ["docs/coming-from.md"]
 
 
-@pytest.mark.parametrize("page", CODE)
+@pytest.mark.parametrize(
+    "page",
+    [
+        *sorted(CODE.keys() - {*LONG}),
+        *(pytest.param(page, marks=pytest.mark.long) for page in LONG),
+    ],
+)
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,16 +280,27 @@ def test_the_code_of_a_page_runs(
     assert len(trained) == sum(block.count("train(") for block in CODE[page])
 
 
-def test_the_diff_of_a_new_loss_applies_and_its_option_trains(tmp_path: Path) -> None:
+@pytest.fixture
+def patched(tmp_path: Path) -> Path:
+    """A copy of the code with the new loss of the page."""
     (diff,) = blocks("diff", TEXTS["docs/customize.md"])
     shutil.copytree(ROOT / "src", tmp_path / "src")
     subprocess.run(["git", "apply", "-"], input=diff, text=True, check=True, cwd=tmp_path)
+    return tmp_path
+
+
+def test_the_diff_of_a_new_loss_applies(patched: Path) -> None:
+    assert "ppo.entropy_floor" in (patched / "src/phasicrl/phases.py").read_text()
+
+
+@pytest.mark.long
+def test_the_new_loss_trains(patched: Path) -> None:
     words = "classic-ppo --total-env-steps 1024 --ppo.entropy-floor 1 --log.console off"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    environment = os.environ | {"PYTHONPATH": str(patched / "src")}
     train = [sys.executable, "-m", "phasicrl", "train", *words.split()]
-    subprocess.run(train, check=True, cwd=tmp_path, env=environment, capture_output=True)
-    (run,) = (tmp_path / "runs").iterdir()
-    assert '"entropy_floor": 1' in (run / "config.json").read_text()
+    subprocess.run(train, check=True, cwd=patched, env=environment, capture_output=True)
+    (run,) = (patched / "runs").iterdir()
+    assert json.loads((run / "config.json").read_text())["ppo"]["entropy_floor"] == 1
 
 
 def test_the_program_of_the_page_about_exports_acts(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from phasicrl.cli import parse_config
-from tools.result_tables import SHORT, blocks
+from tools.result_tables import SHORT
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,12 +62,8 @@ def test_contestants_have_fields_that_exist_and_need_their_python_and_folder(
             parse_config(contestant.words.replace("{seed}", "3").split())
 
 
-def test_every_line_of_the_readme_is_a_contestant_and_every_result_is_in_the_table(
+def test_every_line_of_the_readme_is_a_contestant(
     versus: ModuleType,
 ) -> None:
     for _, work, ours, theirs in SHORT:
         assert {ours, theirs} <= {contestant.name for contestant in versus.WORKS[work]}
-    table = blocks()["speed"]
-    for path in (ROOT / "benchmarks" / "results" / "versus").glob("*.json"):
-        for line in json.loads(path.read_text())["summary"]:
-            assert f"| {path.stem} | {line['contestant']} |" in table
