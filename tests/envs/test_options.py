@@ -200,7 +200,7 @@ def test_evaluations_leave_out_training_options_of_envpool_only() -> None:
         given.append({"episodic_life": episodic_life, "reward_clip": reward_clip})
         return Counting()
 
-    gym.register("Options-v0", make)
+    gym.register("Options-v0", make)  # pyright: ignore[reportArgumentType]
     options: dict[str, Any] = {"episodic_life": True, "reward_clip": "true"}
     config = Config(env=EnvConfig(id="Options-v0", options=options))
     try:
