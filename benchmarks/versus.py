@@ -376,7 +376,7 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=4)
     axes.margins(x=0.15)
     axes.invert_yaxis()
-    axes.set_xlabel("environment steps per second, training included")
+    axes.set_xlabel("environment steps per second: median, and the slowest to fastest round")
     axes.set_title(title, fontsize="medium", loc="right")
     figure.savefig(path, dpi=150)
 
