@@ -52,6 +52,6 @@ class Network(nn.Module):
         return self.dense(torch.cat(parts, dim=1)).relu()
 
 
-config = get_preset("classic-ppg").with_updates({"env.id": "keys", "total_env_steps": 20_000})
-run = train(config, make_env=Keys, make_encoder=Network)
+changes = {"env.id": "keys", "total_env_steps": 20_000, "compute.num_threads": 1}
+run = train(get_preset("classic-ppg").with_updates(changes), make_env=Keys, make_encoder=Network)
 print(f"{run.collector.episodes.recent_mean:.1f} of 16")
