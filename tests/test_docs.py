@@ -15,7 +15,6 @@ import sys
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from string import Template
 from typing import Any
 from unittest.mock import patch
 
@@ -180,13 +179,14 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
 
 
 def programs(text: str) -> list[list[str]]:
-    """The commands of a page that start a program of ours, as a shell expands them."""
-    lines = []
-    for block in blocks("sh", text):
-        values = dict(re.findall(r'(\w+)="([^"]*)"', block))
-        block = block.replace("\\\n", " ")
-        found = re.findall(r"^python (?:benchmarks|tools)/.*", block, flags=re.M)
-        lines += [Template(line).substitute(values) for line in found]
+    """The commands of a page that start a program of ours."""
+    lines = [
+        line
+        for block in blocks("sh", text)
+        for line in re.findall(
+            r"^python (?:benchmarks|tools)/.*", block.replace("\\\n", " "), flags=re.M
+        )
+    ]
     lines += re.findall(r"`(python (?:benchmarks|tools)/[^`]+)`", prose(text).replace("\n", " "))
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
@@ -214,18 +214,6 @@ def test_commands_of_programs_are_understood(monkeypatch: pytest.MonkeyPatch) ->
                   "learning.py out.csv 'cartpole-ppo:--ppo.clipp 1'"):  # fmt: skip
         with pytest.raises((ValueError, SystemExit)), monkeypatch.context() as patch:
             parse(shlex.split(f"benchmarks/{wrong}"), patch)
-
-
-def test_variables_of_a_page_are_put_in() -> None:
-    page = """```sh
-export OMP_NUM_THREADS=1
-seeds="--seeds 5"; a="--x 1"
-python benchmarks/learning.py out.csv $seeds "p:$a --y" \\
-  q   # more
-```
-and `python benchmarks/gpu.py` there"""
-    line = ["benchmarks/learning.py", "out.csv", "--seeds", "5", "p:--x 1 --y", "q"]
-    assert programs(page) == [line, ["benchmarks/gpu.py"]]
 
 
 EXAMPLES = [path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))]
