@@ -119,7 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def as_on(words: list[str], runs: Trained) -> list[str]:
     """A command of a page with runs that exist, and with smaller numbers."""
-    images = ("--levels", "ppg-paper", "baselines", "published", "procgen")
+    images = ("--levels", "baselines", "procgen")
     task = "starpilot" if any(word in " ".join(words) for word in images) else "cartpole"
     names = {"RUN": 0, "RUN1": 1, "RUN2": 2, "RUN3": 3}
     changed = [word if word not in names else str(runs[task][names[word]]) for word in words]
@@ -158,7 +158,6 @@ def prepare(folder: Path, runs: Trained) -> None:
     values = {"ppo.learning_rate": [5e-4, 2e-4], "total_env_steps": [512]}
     (folder / "values.json").write_text(json.dumps(values))
     (folder / "space.json").write_text(json.dumps(values | {"ppo.clip": ["log", 0.1, 0.3]}))
-    (folder / "entropy.csv").write_text("step,low,mean,high\n100,0.5,0.6,0.7\n")
     (folder / "agents").symlink_to(ROOT / "agents")
     package = 'import gymnasium as gym\ngym.register("MyEnv-v0", "my_package:make")\n'
     package += 'def make(**options):\n    return gym.make("CartPole-v1", **options).unwrapped\n'

@@ -9,10 +9,7 @@ import pytest
 from tests.browser import in_a_browser, needs_chromium
 
 SITE = Path(__file__).parents[1] / "site"
-PAGES = (
-    "index", "algorithm", "experiments", "learning", "performance", "reference/options",
-    "reference/tricks",
-)  # fmt: skip
+PAGES = ("index", "algorithm", "experiments", "learning", "performance", "reference/tricks")
 PROBE = """
 found = {
   width: page.documentElement.scrollWidth,
