@@ -7,7 +7,7 @@ from phasicrl import get_preset, train
 
 def on_iteration(run, record):
     """Write the size of the largest weight; stop once the task is solved."""
-    largest = max(float(weight.abs().max()) for weight in run.agent.parameters())
+    largest = max(float(weight.detach().abs().max()) for weight in run.agent.parameters())
     with (run.directory / "weights.csv").open("a") as file:
         csv.writer(file).writerow([run.env_steps, largest])
     return "stop" if record.get("charts/episodic_return_100", 0) > 195 else None
