@@ -23,7 +23,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from phasicrl.config import Config, check_imports, field_texts, format_value
-from phasicrl.config_io import escape_control_chars, nearest_name
+from phasicrl.config_io import escape_control_chars, nearest_name, read_options
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
@@ -257,10 +257,10 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
         words = [first, file, *words[1:]] if equals else words
         if len(words) < 2:
             raise ValueError("--from needs the path of a run or of a config.json")
-        from phasicrl.runs.directory import RunDirectory, read_config
+        from phasicrl.runs.directory import RunDirectory
 
         path = Path(words[1])
-        base = RunDirectory(path).config if path.is_dir() else read_config(path)
+        base = RunDirectory(path).config if path.is_dir() else read_options(Config, path)
         check_imports(base)
         words = words[1:]
     elif first.startswith("-"):

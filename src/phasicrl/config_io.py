@@ -95,6 +95,19 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
 
 
+def read_options(kind: type[T], path: Path) -> T:
+    """Read a dataclass from the JSON file that `write_json` made.
+
+    Raises:
+        ValueError: the file has other content; the message names the file.
+        OSError: it cannot be read.
+    """
+    try:
+        return from_json(kind, read_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file that somebody else may have written.
 
@@ -116,12 +129,17 @@ def _parse(text: str, name: str) -> dict[str, Any]:
     return typing.cast(dict[str, Any], value)
 
 
-def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Replace a file atomically by a JSON object; paths become text, NaN and infinity null.
+
+    Args:
+        path: file, which need not exist yet.
+        content: mapping, or a dataclass, which is written with the schema number.
 
     Raises:
         OSError: it cannot be written; the old file is still there.
     """
+    tree = to_tree(content) if dataclasses.is_dataclass(content) else content
     plain = json.loads(json.dumps(tree, default=str), parse_constant=lambda _: None)
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")

@@ -17,9 +17,9 @@ import torch
 
 from phasicrl import resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
-from phasicrl.config_io import escape_control_chars
+from phasicrl.config_io import escape_control_chars, read_options
 from phasicrl.lab.analysis.report import write_report
-from phasicrl.runs.directory import RunDirectory, read_config
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.provenance import commit
 from phasicrl.training.run import Run
 from tests.helpers import assert_same, corridor, tiny, tiny_aux
@@ -89,7 +89,7 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
     path = files.path / "config.json"
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | {"sed": 1}))
-    for ask in (lambda: files.config, lambda: read_config(path)):
+    for ask in (lambda: files.config, lambda: read_options(Config, path)):
         with pytest.raises(ValueError, match=rf"{path}: unknown field sed .did you mean 'seed'"):
             ask()
     path.write_text(json.dumps(tree | {"env": {"id": "gymnasium:nobodys_module:X-v0"}}))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, check_imports, format_value
-from phasicrl.config_io import atomic_write, read_json, read_text, to_tree, write_json
+from phasicrl.config_io import atomic_write, read_json, read_options, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +100,7 @@ class RunDirectory:
             ValueError: not a run directory, or its configuration cannot be read.
         """
         self._check()
-        return read_config(self.path / CONFIG_FILE)
+        return read_options(Config, self.path / CONFIG_FILE)
 
     def config_for(self, **given: object) -> Config:
         """Return the configuration after checking that the run can be used here.
@@ -150,7 +150,7 @@ class RunDirectory:
 
     def write_config(self, config: Config) -> None:
         """Replace `config.json` atomically."""
-        write_json(self.path / CONFIG_FILE, to_tree(config))
+        write_json(self.path / CONFIG_FILE, config)
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
         """Read the rows of `metrics.jsonl`: null is NaN; a torn last line is left out.
@@ -286,19 +286,6 @@ class RunDirectory:
         if any(self.path.glob(f"*/{CONFIG_FILE}")):
             hint = f"it holds run directories: give {self.path}/*"
         raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
-
-
-def read_config(file: Path) -> Config:
-    """Read a configuration from a file.
-
-    Raises:
-        ValueError: it cannot be read as one; the message names the file.
-        OSError: there is no such file.
-    """
-    try:
-        return Config.from_json(read_text(file))
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
 
 
 def _read_row(line: str) -> dict[str, Any] | None:

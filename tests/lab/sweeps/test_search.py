@@ -13,12 +13,12 @@ from optuna.trial import TrialState
 
 from phasicrl.cli import main
 from phasicrl.config import Config
+from phasicrl.config_io import read_options, write_json
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import search as module
 from phasicrl.lab.sweeps import sweep
 from phasicrl.optimize import DivergedError
 from phasicrl.presets import get_preset
-from phasicrl.runs.directory import read_config
 from tests.faults.harness import small
 from tests.helpers import run_here
 
@@ -27,9 +27,9 @@ VALUES: dict[str, Any] = {"ppo.learning_rate": ["log", 1e-5, 1e-1], "ppo.clip": 
 
 def written(folder: Path, search: module.Search, count: int) -> Path:
     """A search of a small configuration."""
-    sweep.write(folder / sweep.SEARCH, search)
     for number in range(count):
         sweep.write(folder / f"{number:04d}" / sweep.TRIAL, search.base)
+    write_json(folder / sweep.SEARCH, search)
     return folder
 
 
@@ -61,7 +61,7 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     made = module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5)
     assert made == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / sweep.SEARCH
-    assert sweep.read_as(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
+    assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
     assert [status.id for status in sweep.sweep_status(tmp_path / "search")] == [
         f"{number:04d}" for number in range(5)
     ]
@@ -127,7 +127,7 @@ def test_seeds_go_side_by_side_and_the_worse_half_is_pruned(
     assert first == [(seed, until) for until in (512, 1024, 1536) for seed in (1, 2, 3, 4)]
     assert "pruned" in states and states.index("pruned") >= 5, "five are finished first"
     for trial in study.trials:
-        config = read_config(folder / f"{trial.number:04d}" / sweep.TRIAL)
+        config = read_options(Config, folder / f"{trial.number:04d}" / sweep.TRIAL)
         rate = trial.params["ppo.learning_rate"]
         assert config.ppo.learning_rate == rate and config.seed == 1
         # The interquartile mean of four leaves the best and the worst out.

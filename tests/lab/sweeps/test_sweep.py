@@ -18,11 +18,12 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config
+from phasicrl.config_io import read_options
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import FailedTrialsError
 from phasicrl.lab.sweeps import sweep
 from phasicrl.presets import get_preset
-from phasicrl.runs.directory import RunDirectory, read_config
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
 from tests.faults.harness import small, wait_for
 from tests.helpers import differences, rows_of, run_here
@@ -78,7 +79,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     more = values(tmp_path, ppo__clip=[*close, 0.3])
     assert sweep.make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
     assert all(path.read_text() == text for path, text in before.items())
-    configs = [read_config(path / sweep.TRIAL) for path in sweep.trial_folders(folder)]
+    configs = [read_options(Config, path / sweep.TRIAL) for path in sweep.trial_folders(folder)]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
     made = get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2})
@@ -186,7 +187,7 @@ def test_a_failed_trial_is_reported_and_the_others_are_trained(
     """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
     second = folder / "1" / sweep.TRIAL
-    sweep.write(second, replace(read_config(second), init_from="nowhere"))
+    sweep.write(second, replace(read_options(Config, second), init_from="nowhere"))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n.*/sweep/1: .*nowhere is not"):
         sweep.run_sweep(folder)
     assert main(["sweep", "run", str(folder)]) == 1
@@ -198,7 +199,7 @@ def test_a_failed_trial_is_reported_and_the_others_are_trained(
         error = capsys.readouterr().err
         assert "sweep/1/trial.json" in error or "--import sent" in error
         assert "Traceback" not in error and "sent" not in sys.modules
-    sweep.write(second, read_config(folder / "0" / sweep.TRIAL))
+    sweep.write(second, read_options(Config, folder / "0" / sweep.TRIAL))
     (folder / "0" / sweep.OUTCOME).write_text('{"schema": 1, "state": [3]}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from phasicrl import Config, get_preset
-from phasicrl.config_io import read_json
+from phasicrl.config_io import read_json, read_options
 from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import sweep
@@ -108,7 +108,7 @@ def make_search(
         ends = listed if is_choice else listed[1:]
         runner.check_trainable(sweep.grid(search.base, {path: ends}))
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
-    if there and not (file.exists() and sweep.read_as(Search, file) == search):
+    if there and not (file.exists() and read_options(Search, file) == search):
         raise ValueError(f"{directory} has another sweep; choose another folder for this search")
     sweep.write(file, search)
     new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
@@ -141,7 +141,7 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
 
 def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
     """Train a trial of a search, or resume it; this process holds its lock."""
-    search, slot = sweep.read_as(Search, folder.parent / sweep.SEARCH), int(folder.name)
+    search, slot = read_options(Search, folder.parent / sweep.SEARCH), int(folder.name)
     study = open_study(folder.parent, seed=slot)
     begun = [one for one in study.trials if one.user_attrs.get(_SLOT) == slot]
     if begun:  # by an interrupted process

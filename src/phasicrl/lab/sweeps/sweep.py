@@ -15,19 +15,18 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from phasicrl import Config, get_preset
 from phasicrl.config import check_imports, format_value
-from phasicrl.config_io import from_json, read_json, read_text, to_tree, write_json
+from phasicrl.config_io import read_json, read_options, write_json
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import Failure
-from phasicrl.presets import PRESETS, differences
-from phasicrl.runs.directory import RunDirectory, read_config
+from phasicrl.presets import PRESETS
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.system.machine import optional_module
 
-T = TypeVar("T")
 TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
 OPEN = ("pending", "stopped")
 """States in which a trial can be trained."""
@@ -47,18 +46,6 @@ class Outcome:
 
     state: str = "done"
     score: float | None = None
-
-
-def read_as(kind: type[T], path: Path) -> T:
-    """Read a dataclass from a JSON file.
-
-    Raises:
-        ValueError: the file has other content.
-    """
-    try:
-        return from_json(kind, read_text(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def make_sweep(
@@ -88,7 +75,7 @@ def make_sweep(
     lists = read_json(values) if values else {}
     check_lists(lists)
     arms = [arm for preset in presets for arm in grid(get_preset(preset), lists)]
-    used = [read_config(path).seed for path in directory.glob(f"*/{TRIAL}")]
+    used = [read_options(Config, path).seed for path in directory.glob(f"*/{TRIAL}")]
     trials.check_seeds(directory, [*used, *seeds])
     trials.check_trainable(arms)
     new: dict[Path, Config] = {}
@@ -147,7 +134,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Confi
 def write(path: Path, value: Any) -> None:
     """Write a dataclass as a JSON file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, to_tree(value))
+    write_json(path, value)
 
 
 def trial_folders(directory: Path) -> list[Path]:
@@ -189,11 +176,11 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        check_imports(read_config(folder / TRIAL))
+        check_imports(read_options(Config, folder / TRIAL))
     if (directory / SEARCH).is_file():  # received searches run no code either
         from phasicrl.lab.sweeps.search import Search
 
-        search = read_as(Search, directory / SEARCH)
+        search = read_options(Search, directory / SEARCH)
         importing = {"env", "env.id", "imports"} & search.values.keys()
         grid(search.base, {path: search.values[path] for path in importing})
     left = (folder for folder in folders if outcome_of(folder).state in OPEN)
@@ -216,7 +203,7 @@ def train_trial(folder: Path, *, threads: int | None = None) -> str:
     with closing(lock):
         if not (folder / OUTCOME).is_file():
             write(folder / OUTCOME, _train(folder, threads))
-        return read_as(Outcome, folder / OUTCOME).state
+        return read_options(Outcome, folder / OUTCOME).state
 
 
 def _train(folder: Path, threads: int | None) -> Outcome:
@@ -225,7 +212,7 @@ def _train(folder: Path, threads: int | None) -> Outcome:
         from phasicrl.lab.sweeps.search import train_search_trial
 
         return train_search_trial(folder, threads=threads)
-    config = read_config(folder / TRIAL)
+    config = read_options(Config, folder / TRIAL)
     config = trials.ready(config, config.name, folder, threads=threads)
     run = trials.train_unless_diverged(config)
     return Outcome("diverged" if "diverged" in run.card else "done")
@@ -257,7 +244,7 @@ def _run_on_ray(
 def outcome_of(folder: Path) -> Outcome:
     """Return the outcome of a trial; unfinished, the state pending, running or stopped."""
     if (folder / OUTCOME).is_file():
-        return read_as(Outcome, folder / OUTCOME)
+        return read_options(Outcome, folder / OUTCOME)
     try:
         RunLock(folder).close()
     except ValueError:
@@ -301,12 +288,12 @@ def sweep_status(directory: Path) -> list[TrialStatus]:
 
 def _status_of(folder: Path) -> TrialStatus:
     """Return the progress of a trial."""
-    config, outcome = read_config(folder / TRIAL), outcome_of(folder)
-    base = PRESETS[config.name].config if config.name in PRESETS else Config()
-    own = {path: new for path, (_, new) in differences(config, base).items()}
+    config, outcome = read_options(Config, folder / TRIAL), outcome_of(folder)
+    base = (PRESETS[config.name].config if config.name in PRESETS else Config()).values()
     words = [
-        f"{path}={format_value(new)}" for path, new in own.items() if path not in ("seed", "env.id")
-    ]
+        f"{path}={format_value(value)}" for path, value in config.values().items()
+        if path not in ("name", "seed", "env.id") and value != base.get(path)
+    ]  # fmt: skip
     steps, returns = 0, []
     for run in folder.glob("runs/*"):
         rows = RunDirectory(run).last_rows(5)  # in the last of which no episode may have ended
