@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 10_000
 DRAWS_AT_ONCE = 2_000_000  # 16 MB
-CONFIDENCE = 0.95
+_TAIL = (1.0 - 0.95) / 2.0
 
 
 def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
@@ -42,11 +42,6 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
     # A resample is a row of multinomial counts, so that all resamples are one product.
     share = np.full(count, 1.0 / count)
     counts = (generator.multinomial(count, share, size=size) for size in sizes)
-    return middle_of(np.concatenate([drawn @ rows for drawn in counts]) / count)
-
-
-def middle_of(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return lower and upper edges `[...]` of the middle 95 % of resamples `[resamples, ...]`."""
-    tail = (1.0 - CONFIDENCE) / 2.0
-    low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
+    means = np.concatenate([drawn @ rows for drawn in counts]) / count
+    low, high = np.quantile(means, (_TAIL, 1.0 - _TAIL), axis=0)
     return low, high

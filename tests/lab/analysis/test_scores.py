@@ -91,7 +91,7 @@ def test_the_same_scores_give_the_same_interval_in_blocks_of_any_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
-    monkeypatch.setattr(scores, "DRAWS_AT_ONCE", 1000)
+    monkeypatch.setattr(scores, "MAX_BLOCK", 1000)
     pieces = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
     assert whole == pieces
 

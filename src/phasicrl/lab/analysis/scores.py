@@ -16,11 +16,12 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasicrl.training.bootstrap import CONFIDENCE, DRAWS_AT_ONCE, RESAMPLES, middle_of
-
 Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]
 """Maps scores `[..., R, T]` of R runs on each of T tasks to numbers `[...]`."""
+RESAMPLES, MAX_BLOCK = 10_000, 2_000_000
+"""Resamples of an interval, and numbers computed at a time (16 MB)."""
+_TAIL = (1.0 - 0.95) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estima
     """Return a measure of scores `[R, T]` with its interval, which is deterministic."""
     matrix = np.asarray(scores, np.float64)
     drawn = np.concatenate([measure(block) for block in _resampled(matrix, seed=0)])
-    return Estimate(float(measure(matrix)), *map(float, middle_of(drawn)))
+    return Estimate(float(measure(matrix)), *map(float, _edges(drawn)))
 
 
 def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate:
@@ -80,7 +81,7 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
         strict=True,
     )
     drawn = np.concatenate([_share_of_wins(mine, other) for mine, other in pairs])
-    return Estimate(float(_share_of_wins(ours, theirs)), *map(float, middle_of(drawn)))
+    return Estimate(float(_share_of_wins(ours, theirs)), *map(float, _edges(drawn)))
 
 
 def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array, Array, Array]:
@@ -95,7 +96,7 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
         return (block[..., None] > levels).mean((-3, -2))
 
     blocks = _resampled(matrix, seed=0, share=len(levels))
-    return above(matrix), *middle_of(np.concatenate([above(block) for block in blocks]))
+    return above(matrix), *_edges(np.concatenate([above(block) for block in blocks]))
 
 
 def steps_to_reach(steps: ArrayLike, values: ArrayLike, target: float) -> float:
@@ -113,7 +114,7 @@ def median_steps(steps: ArrayLike) -> Estimate:
     runs = np.asarray(steps, dtype=np.float64)[:, None]
     blocks = [np.median(block, axis=(-2, -1)) for block in _resampled(runs, seed=0)]
     drawn = np.sort(np.concatenate(blocks))
-    tail = round((1.0 - CONFIDENCE) / 2.0 * len(drawn))
+    tail = round(_TAIL * len(drawn))
     return Estimate(float(np.median(runs)), float(drawn[tail]), float(drawn[-1 - tail]))
 
 
@@ -160,10 +161,15 @@ def _resampled(
     runs, tasks = scores.shape
     generator, places = np.random.default_rng(seed), np.arange(tasks)
     size = (scores if like is None else like).size
-    block = max(1, DRAWS_AT_ONCE // (size * share))
+    block = max(1, MAX_BLOCK // (size * share))
     for start in range(0, RESAMPLES, block):
         drawn = generator.integers(runs, size=(min(block, RESAMPLES - start), runs, tasks))
         yield scores[drawn, places]
+
+
+def _edges(drawn: Array) -> Array:
+    """Return lower and upper edges `[2, ...]` of the middle 95 % of resamples `[N, ...]`."""
+    return np.quantile(drawn, (_TAIL, 1.0 - _TAIL), axis=0)
 
 
 def _share_of_wins(scores: Array, others: Array) -> Array:
