@@ -140,7 +140,7 @@ def test_what_is_no_run_or_has_no_data_is_refused(tmp_path: Path) -> None:
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
         ([empty], RETURN, "empty has no data yet"),
-        ([run], "losses/aux/kl_loss", f"no 'losses/aux/kl_loss' in its 2 .* it has: {RETURN}$"),
+        ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; .* has {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):
             run_curves(runs, metric)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from phasicrl import Config
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.metrics import METRICS
 from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
@@ -182,12 +181,9 @@ def _read_series(run: Path, metric: str) -> Points:
     rows = RunDirectory(run).metrics(metric)
     points = finite_points(rows, metric)
     if not len(points[0]):
-        held = {name for row in RunDirectory(run).metrics() for name in METRICS.keys() & row
-                if math.isfinite(row[name])}  # fmt: skip
-        raise ValueError(
-            f"{run} has no {metric!r} in its {len(rows)} iterations; it has: "
-            f"{', '.join(sorted(held))}"
-        )
+        held = {name for row in RunDirectory(run).metrics() for name in row
+                if "/" in name and math.isfinite(row[name])}  # fmt: skip
+        raise ValueError(f"metric is {metric}; {run} has {', '.join(sorted(held))}")
     return points
 
 

@@ -14,10 +14,8 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from phasicrl.config_io import nearest_name
 from phasicrl.lab.analysis.curves import Curve, run_curves
 from phasicrl.lab.analysis.references import reference_curves
-from phasicrl.runs.metrics import METRICS
 from phasicrl.system.machine import optional_module
 
 if TYPE_CHECKING:
@@ -76,9 +74,6 @@ def plot_runs(
         ModuleNotFoundError: matplotlib is not installed.
     """
     require_matplotlib()
-    if metric not in METRICS:
-        nearest = nearest_name(metric, METRICS)
-        raise ValueError(f"there is no metric {metric!r}{nearest}; accepted: {', '.join(METRICS)}")
     if smooth_steps < 0:
         raise ValueError(f"smooth_steps is {smooth_steps}; expected at least 0")
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)

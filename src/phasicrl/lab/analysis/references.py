@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.config_io import nearest_name
 from phasicrl.lab.analysis.curves import ONE_NUMBER, Array, Curve, Points, Task, align, smoothed
 
 FOLDER = Path(__file__).with_name("published")
@@ -129,11 +128,8 @@ def last_step(steps: Array, end: float) -> float:
 def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
     """Read a reference from the user's file."""
     if not path.is_file():
-        near = nearest_name(str(path), REFERENCES)
-        raise FileNotFoundError(
-            f"there is no reference file {path}{near}; give a CSV file, or one of "
-            f"{', '.join(REFERENCES)}"
-        )
+        names = ", ".join(REFERENCES)
+        raise FileNotFoundError(f"reference is {path}; expected a CSV file or one of {names}")
     if len(ends) > 1:
         raise ValueError(f"{path} is one curve; give runs of one environment beside it")
     ((task, end),) = ends.items()

@@ -9,6 +9,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from importlib import resources
 from itertools import cycle
@@ -23,10 +24,8 @@ from phasicrl.config_io import atomic_write
 from phasicrl.lab.analysis.curves import Points, finite_points, smoothed
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
 from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
-from phasicrl.presets import PRESETS, differences
-from phasicrl.runs.console import duration
+from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.metrics import METRICS
 from phasicrl.system.machine import optional_module
 
 PAGE = "report.html"
@@ -86,7 +85,7 @@ class _Subject:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        names = METRICS.keys() & {name for row in self._rows for name in row}
+        names = {name for row in self._rows for name in row if "/" in name}
         return diagnose({name: self.points(name)[1] for name in names}, self.config)
 
     @property
@@ -101,7 +100,7 @@ class _Subject:
             if len(values := self.points(metric)[1]):
                 facts[text] = f"{values[-1]:.4g}"
         return facts | {
-            "time": duration(training + self._sum("evaluation")),
+            "time": str(timedelta(seconds=round(training + self._sum("evaluation")))),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
 
@@ -121,10 +120,11 @@ class _Subject:
     @property
     def settings(self) -> list[tuple[str, str, str]]:
         """Return name and value of each option, and the preset's value where it differs."""
-        others = differences(self.config, PRESETS[self.base].config) if self.base else {}
+        values = self.config.values()
+        usual = PRESETS[self.base].config.values() if self.base else values
         return [
-            (path, format_value(value), format_value(others[path][0]) if path in others else "")
-            for path, value in self.config.values().items()
+            (path, format_value(x), "" if x == usual.get(path) else format_value(usual.get(path)))
+            for path, x in values.items()
         ]
 
     @property

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.config_io import nearest_name
 from phasicrl.lab.analysis.compare import Comparison, Units, compare_curves
 from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.plot import draw_curves, require_matplotlib, save_figure
@@ -58,8 +57,7 @@ def run_suite(
         FailedTrialsError: some runs failed; all others have their rows.
     """
     if name not in SUITES:
-        nearest = nearest_name(name, SUITES)
-        raise ValueError(f"there is no suite {name!r}{nearest}; accepted: {', '.join(SUITES)}")
+        raise ValueError(f"name is {name}; expected one of {', '.join(SUITES)}")
     suite = SUITES[name]
     require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from phasicrl import Config, get_preset
-from phasicrl.config_io import nearest_name
-from phasicrl.envs.envpool import GAMES
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS
 from phasicrl.lab.experiments.tricks import (
     Arm,
     arms_for_env,
@@ -26,6 +25,7 @@ from phasicrl.lab.experiments.tricks import (
 from phasicrl.presets import PRESETS
 
 Scale = Literal["small", "paper"]
+GAMES = tuple(sorted(PROCGEN_BOUNDS["hard"]))
 
 _SMALL_IMAGES: dict[str, Any] = {
     "env.num_envs": 32,
@@ -98,8 +98,7 @@ class Suite:
         else:
             known = [*GAMES, *(name[:-4] for name in PRESETS if name.endswith("-ppg"))]
             raise ValueError(
-                f"there is no task {task!r}{nearest_name(task, known)}; give a game of Procgen, a "
-                "name with presets `…-ppg` and `…-ppo`, or the id of an environment"
+                f"tasks has {task}; expected the id of an environment or one of {', '.join(known)}"
             )
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
