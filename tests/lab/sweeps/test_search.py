@@ -17,7 +17,6 @@ from phasicrl.config_io import read_options, write_json
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import search as module
 from phasicrl.lab.sweeps import sweep
-from phasicrl.optimize import DivergedError
 from phasicrl.presets import get_preset
 from tests.faults.harness import small
 from tests.helpers import run_here
@@ -225,8 +224,9 @@ def test_a_run_that_diverged_counts_with_its_lowest_return(
     plain = trials.train
 
     def diverging(config: Config, **how: Any) -> None:
-        plain(config, on_iteration=lambda run, _: "stop" if run.iteration == 9 else None)
-        raise DivergedError("no numbers")
+        run = plain(config, on_iteration=lambda run, _: "stop" if run.iteration == 9 else None)
+        run.files.write_card(run.files.card | {"diverged": True})
+        raise ValueError("no numbers")
 
     monkeypatch.setattr(trials, "train", diverging)
     files = module._train_until(config, 640)

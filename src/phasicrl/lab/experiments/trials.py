@@ -33,14 +33,12 @@ from numpy.typing import NDArray
 
 from phasicrl import Config, evaluate, train
 from phasicrl.config_io import atomic_write
-from phasicrl.envs.make import make_envs, resolve
+from phasicrl.envs.make import make_envs
 from phasicrl.lab.analysis.curves import finite_points
-from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import num_cores
 from phasicrl.system.signals import Signals, when_parent_ends
 from phasicrl.training.build import make_agent
-from phasicrl.training.warm_start import load_matching_weights
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -278,7 +276,7 @@ def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = 
     if threads is not None:
         if not config.compute.device.startswith("cuda"):  # else it has no effect, and is refused
             changes["compute.num_threads"] = threads
-        if resolve(config.env.id)[0] != "gymnasium":
+        if not config.env.id.startswith("gymnasium:"):
             changes["env.num_threads"] = threads
     # Without options at their defaults: a version with more options finds its runs.
     usual = Config().identity()
@@ -304,22 +302,27 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
     for arm, config in arms:
         try:
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
-                agent = make_agent(config, envs)
-                if config.init_from is not None:
-                    load_matching_weights(agent, config.init_from)
+                make_agent(config, envs)
+            if config.init_from is not None:
+                RunDirectory(Path(config.init_from)).weights()
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
 
 
 def train_unless_diverged(config: Config, **options: Any) -> RunDirectory:
     """Train or resume, with options of `train`; a run that diverged is left as it is."""
-    begun = RunDirectory.of(config)
-    if begun and "diverged" in begun[-1].card:
-        return begun[-1]
+
+    def diverged() -> RunDirectory | None:
+        return next((run for run in RunDirectory.of(config)[-1:] if "diverged" in run.card), None)
+
+    if run := diverged():
+        return run
     try:
         return RunDirectory(train(config, resume="auto", **options).directory)
-    except DivergedError:
-        return RunDirectory.of(config)[-1]
+    except ValueError:
+        if run := diverged():
+            return run
+        raise
 
 
 def curve_grid(budget: int) -> NDArray[np.float64]:

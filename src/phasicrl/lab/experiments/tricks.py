@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
-from gymnasium.spaces import Box
-
 from phasicrl import Config
 from phasicrl.envs.make import episode_limit, make_envs
-from phasicrl.spaces import is_image, leaves
+from phasicrl.training.build import make_agent
 
 Mode = Literal["ladder", "leave-one-out"]
 Arm = tuple[str, Config]
@@ -189,12 +187,10 @@ def arms_for_env(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
         arms_of: `rungs` with a mode, or `details`.
     """
     with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:
-        parts = [part for _, part in leaves(envs.observation_space) if not is_image(part)]
-        actions = [part for _, part in leaves(envs.action_space)]
+        agent = make_agent(base, envs)
         uses = {
-            "env.action_masks": envs.mask_size > 0,
-            "obs_norm.": any(isinstance(part, Box) for part in parts),
-            "action.": any(isinstance(part, Box) for part in actions),
-        }
-    unused = tuple(path for path, is_used in uses.items() if not is_used)
+            "env.action_masks": envs.mask_size, "obs_norm.": agent.reader.parts,
+            "action.": agent.policy_head.num_continuous,
+        }  # fmt: skip
+    unused = tuple(path for path, used in uses.items() if not used)
     return arms_of(base, unused=unused, longest=episode_limit(base.env))
