@@ -5,6 +5,7 @@ Optional packages are tried in processes of their own: libraries in C++ may abor
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -21,10 +22,9 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from phasicrl import EnvConfig
-from phasicrl.envs import native
+from phasicrl import Config
 from phasicrl.envs.make import make_envs
-from phasicrl.system import machine
+from phasicrl.system.machine import num_cores
 
 Status = Literal["ok", "warning", "missing", "broken"]
 
@@ -105,21 +105,21 @@ def step_env(env_id: str) -> str:
     Raises:
         RuntimeError: an image is black.
     """
-    with closing(make_envs(EnvConfig(id=env_id), num_envs=1, seed=1)) as envs:
+    config = Config().with_updates({"env.id": env_id})
+    with closing(make_envs(config.env, num_envs=1, seed=1)) as envs:
         obs, space = envs.reset(), envs.action_space
         envs.step(torch.zeros(1, *space.shape or (), dtype=getattr(torch, str(space.dtype))))
     if obs.dtype == torch.uint8 and not obs.any():
         raise RuntimeError("every pixel of the first image is black")
-    libraries = f"; Qt: {native.ensure_qt()}" if env_id.startswith("procgen:") else ""
-    if not env_id.startswith("gymnasium:"):
-        libraries += f"; graphics: {native.ensure_graphics()}"
-    return f"{env_id}: {' × '.join(map(str, obs.shape[1:]))} {obs.dtype}{libraries}"
+    return f"{env_id}: {' × '.join(map(str, obs.shape[1:]))} {obs.dtype}"
 
 
 def _probe(name: str) -> Check:
     """Run the program of a probe in a process of its own."""
     package, extra, code = PROBES[name]
-    if machine.package_version(package) is None:
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
         return Check(name, "missing", f"{package} is not installed", remedy)
     if code.partition(":")[0] in ("procgen", "envpool", "gymnasium"):
@@ -131,13 +131,9 @@ def _probe(name: str) -> Check:
         found = f"no answer within {PROBE_SECONDS:g} s"
         return Check(name, "broken", found, "try again on an idle machine")
     if done.returncode == 0:
-        found = f"{machine.package_version(package)}: {done.stdout.splitlines()[-1]}"
-        return Check(name, "ok", found)
-    found, remedy = (done.stderr.strip() or "no message").splitlines()[-1], ""
-    if any(library in found for library in native.GRAPHICS_LIBRARIES):
-        remedy = native.GRAPHICS_REMEDIES
-    elif "Qt" in found:
-        remedy = native.QT_REMEDIES
+        return Check(name, "ok", f"{version}: {done.stdout.splitlines()[-1]}")
+    # Errors of this package end with what to do.
+    found, _, remedy = (done.stderr.strip() or "no message").splitlines()[-1].partition("; ")
     if done.returncode < 0:
         found = f"{signal.Signals(-done.returncode).name}: {found}"
     return Check(name, "broken", found, remedy or f"pip install --force-reinstall {package}")
@@ -155,9 +151,9 @@ def _gpu() -> Check:
 
 
 def _cpu() -> Check:
-    quota, limits = machine.cgroup_quota(), f"affinity {len(os.sched_getaffinity(0))}"
-    limits += f", container's limit {quota:.3g}" if quota is not None else ""
-    return Check("CPU", "ok", f"{machine.num_cores()} of {os.cpu_count()} cores used ({limits})")
+    used, affinity = num_cores(), len(os.sched_getaffinity(0))
+    limits = f"affinity {affinity}" + ", limited by the container" * (used < affinity)
+    return Check("CPU", "ok", f"{used} of {os.cpu_count()} cores used ({limits})")
 
 
 def _space(name: str, free: int, enough: int, remedy: str) -> Check:
