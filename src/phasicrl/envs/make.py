@@ -6,10 +6,10 @@ import fnmatch
 import functools
 import importlib
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 
@@ -67,7 +67,9 @@ def make_envs(
         else:
             backend, name = resolve(config.id)
             if backend == "gymnasium":
-                envs = GymnasiumEnv(_find_maker(name, config), f"gymnasium:{name}", config, share)
+                envs = GymnasiumEnv(
+                    gymnasium_maker(name, config), f"gymnasium:{name}", config, share
+                )
             else:
                 left_out = envpool.TRAINING_OPTIONS if whole_games else ()
                 kept = {key: v for key, v in config.options.items() if key not in left_out}
@@ -93,7 +95,8 @@ def _make_pool(backend: str, name: str, config: EnvConfig, share: EnvShare) -> N
         raise ValueError(f"{what}: {str(error).splitlines()[0]}") from error
 
 
-def _find_maker(name: str, config: EnvConfig) -> MakeEnv:
+def gymnasium_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
+    """Return a function that makes a registered environment, with `env.options`."""
     # By its spec, since other processes do not know ids that were registered here. GuardedEnv
     # checks more than Gymnasium's checker.
     spec = gym.spec(name.rpartition(":")[2])

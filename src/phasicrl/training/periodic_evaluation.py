@@ -82,7 +82,8 @@ class PeriodicEvaluation:
             record["evaluation/train_return"] = train_return
             record["evaluation/gap"] = train_return - mean_return
         if self._recorder is not None:
-            self._recorder.write(agent, env_steps)
+            seed = derive_seed(self._config.seed, "validation")
+            self._recorder.write(agent, env_steps, seed)
         return record
 
     def _play_on(self, levels: Levels, agent: Agent) -> Episodes:

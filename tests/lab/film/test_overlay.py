@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -39,7 +40,9 @@ def drawn(
     policy = head.distribution(torch.stack([dist_params.flip(0), dist_params]).unsqueeze(1))
     actions = torch.stack([torch.zeros_like(action), action]).unsqueeze(1)
     said = AgentOutput(policy, torch.tensor([[9.0], [value]]), None, torch.zeros(2, 0))
-    strip = Overlay(head).strip(said, actions, torch.tensor([9.0, so_far]), 1, WIDTH)
+    strip = Overlay(SimpleNamespace(policy_head=head)).strip(  # type: ignore[arg-type]
+        said, actions, torch.tensor([9.0, so_far]), 1, WIDTH
+    )
     assert strip.shape == (6 * UNIT, WIDTH, 3)
     return strip
 

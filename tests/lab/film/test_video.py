@@ -19,6 +19,7 @@ from phasicrl.lab.film import video
 from phasicrl.lab.film.filming import enlarge, tile
 from phasicrl.lab.film.video import film
 from phasicrl.runs.directory import WeightsKind
+from phasicrl.training.evaluate import Evaluation
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
 
@@ -55,7 +56,9 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
 def test_films_of_other_weights_or_levels_have_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
+    monkeypatch.setattr(
+        video, "film_episodes", lambda *_, levels, **__: Evaluation("sampled", (1,), (5,), levels)
+    )
     run = train(tiny(tmp_path), make_env=corridor).directory
     levels: tuple[Levels, ...] = ("unseen", "train")
     weights: tuple[WeightsKind, ...] = ("last", "best")

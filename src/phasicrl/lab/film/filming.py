@@ -19,53 +19,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl import Config
 from phasicrl.config import Levels, PolicyKind
-from phasicrl.envs.gymnasium import get_make_options
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.make import gymnasium_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
-from phasicrl.models.agent import Agent, AgentOutput
-from phasicrl.models.encoders import image_shape
+from phasicrl.models.agent import Agent
 from phasicrl.system.machine import optional_module
-from phasicrl.training.evaluation import AgentInput, Episodes, make_evaluation_envs, play
+from phasicrl.training.evaluate import Evaluation, SavedAgent
+from phasicrl.training.evaluation import play
 
-MakeEnvs = Callable[..., VectorEnv]
+MakeEnvs = Callable[[SavedAgent], Any]
+"""Makes the environments of an agent."""
 ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From observations, and where an episode has just ended, `[B]`, to images `[B, H, W, 3]`."""
 
 
 @torch.inference_mode()
 def film_episodes(
-    load: Callable[[VectorEnv], Agent], config: Config, output: Path, *, num_envs: int = 1,
+    saved: SavedAgent, load: Callable[[Any], Agent], output: Path, *, num_envs: int = 1,
     episodes: int = 1, policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0,
-    fps: int = 15, size: int = 512, overlay: bool = False, **own: Any,
-) -> Episodes:  # fmt: skip
+    fps: int = 15, size: int = 512, overlay: bool = False,
+) -> Evaluation:  # fmt: skip
     """Film evaluation episodes.
 
     Args:
+        saved: configuration and environments of the run.
         load: returns the agent for environments.
-        config: configuration of the run.
         output: H.264 file.
         num_envs: environments side by side, in a square.
         episodes: episodes over all environments.
         policy: sampled or most likely actions.
-        levels: see `make_evaluation_envs`.
+        levels: levels of Procgen.
         seed: seed of the episodes.
         fps: images per second.
         size: minimum height and width in pixels.
         overlay: whether return, value and policy are shown under each image.
-        own: `make_env` or `make_vector_env`, see `evaluate`.
 
     Raises:
         ValueError: the environment has no images.
         ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
-    make = partial(make_evaluation_envs, num_envs=num_envs, levels=levels, seed=seed)
-    envs, image_of = _open(config, make, **own)
+    envs, image_of = _open(saved, lambda saved: saved.make_envs(num_envs, levels, seed))
     with closing(envs), _writer(output, fps=fps, size=size) as write:
         agent = load(envs)
-        shown = Overlay(agent.policy_head) if overlay else None
+        shown = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
 
@@ -77,7 +74,7 @@ def film_episodes(
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write(tile(images))
 
-        def on_choice(seen: AgentInput, output: AgentOutput, action: Tensor) -> None:
+        def on_choice(seen: Any, output: Any, action: Tensor) -> None:
             nonlocal strip
             returns[seen.first] = 0
             if shown is not None:
@@ -87,11 +84,12 @@ def film_episodes(
         def on_step(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
-        return play(
+        played = play(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
             on_choice=on_choice, on_step=on_step, on_last=on_last,
-            precision=config.compute.policy_precision,
+            precision=saved.config.compute.policy_precision,
         )  # fmt: skip
+    return Evaluation(policy, *played, levels)
 
 
 def tile(images: np.ndarray) -> np.ndarray:
@@ -156,29 +154,28 @@ class _Drawn:
         return self._reset(**given)
 
 
-def _open(config: Config, make_envs: MakeEnvs, **own: Any) -> tuple[VectorEnv, ImageOf]:
+def _open(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, ImageOf]:
     """Make environments, and a function that returns their images.
 
     Images are the observations, else the environment's `render()`. A vector environment that resets
     in the step of the end cannot draw it: the image before is repeated.
     """
     drawn: list[_Drawn] = []
-    if make_vector_env := own["make_vector_env"]:
+    if make_vector_env := saved.env_objects["make_vector_env"]:
 
         def make_vector(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
             vector = make_vector_env(num_envs)
             drawn.append(_Drawn(vector, vector.render, (num_envs,)))
             return vector
 
-        envs = make_envs(config, **own | {"make_vector_env": make_vector})
-    else:
-        envs = make_envs(config, **own)
+        saved = replace(saved, env_objects={"make_vector_env": make_vector})
+    envs = make_envs(saved)
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
         return envs, lambda obs, _: _as_rgb(obs, shape)
     if not make_vector_env:
         envs.close()
-        envs = _make_drawn(config, envs.name, make_envs, own["make_env"], drawn)
+        envs = _make_drawn(saved, envs.name, make_envs, drawn)
     if any(each.env.render_mode != "rgb_array" for each in drawn):
         envs.close()
         raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
@@ -193,16 +190,13 @@ def _open(config: Config, make_envs: MakeEnvs, **own: Any) -> tuple[VectorEnv, I
     return envs, images
 
 
-def _make_drawn(
-    config: Config, name: str, make_envs: MakeEnvs, make_env: Any, drawn: list[_Drawn]
-) -> VectorEnv:
+def _make_drawn(saved: SavedAgent, name: str, make_envs: MakeEnvs, drawn: list[_Drawn]) -> Any:
     """Make Gymnasium's environments of the same name, which can be drawn."""
-    options: dict[str, Any] = {}
-    env_id = name.rpartition(":")[2]
+    config, make_env, env_id = saved.config, saved.env_objects["make_env"], name.rpartition(":")[2]
     spec = None if make_env else gym.registry.get(env_id)
     is_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
-    if is_mujoco:  # a fixed camera would lose a runner
-        options["camera_name"] = "track"
+    # A fixed camera would lose a runner.
+    options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
     camera_of = functools.cache(RayCamera)  # can be made after the first reset only
 
     def draw(env: gym.Env[Any, Any]) -> Any:
@@ -212,16 +206,16 @@ def _make_drawn(
             raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
 
     def make() -> gym.Env[Any, Any]:
-        env = make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options)
+        env = maker()
         drawn.append(_Drawn(env, partial(draw, env)))
         return env
 
     try:
-        if make_env is None:
-            options |= get_make_options(gym.spec(env_id), config.env.options)
+        maker = make_env or partial(gymnasium_maker(env_id, config.env), **options)
         # Drawn environments are made here, in this process: options of back ends have no effect.
-        here = {"parallel": "sync", "num_threads": None, "options": {}}
-        return make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
+        here = {"env.parallel": "sync", "env.num_threads": None, "env.options": {}}
+        objects = {"make_env": make, "make_vector_env": None}
+        return make_envs(replace(saved, config=config.with_updates(here), env_objects=objects))
     except gym.error.Error as error:
         raise ValueError(
             f"{name} has no images to film: its observations are vectors, and Gymnasium cannot "
@@ -231,9 +225,8 @@ def _make_drawn(
 
 def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Convert observations of either layout to `[B, H, W, 3]`; of gray frames, the newest."""
-    channels = image_shape(shape)[2]
-    images = obs if shape[2] == channels else obs.transpose(0, 2, 3, 1)
-    return images if channels == 3 else images[..., -1:].repeat(3, axis=-1)
+    images = obs.transpose(0, 2, 3, 1) if shape[0] < min(shape[1:]) else obs
+    return images if images.shape[-1] == 3 else images[..., -1:].repeat(3, axis=-1)
 
 
 @contextmanager

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.models.agent import AgentOutput
-from phasicrl.models.heads import PolicyHead
+from phasicrl.models.agent import Agent
 from phasicrl.system.machine import optional_module
 
 _INK, _FAINT, _TAKEN = (235, 235, 235), (95, 95, 95), (230, 159, 0)
@@ -31,26 +30,26 @@ class Overlay:
     one deviation on both sides, and an orange line for the taken action.
 
     Args:
-        head: policy head whose actions are drawn.
+        agent: agent whose actions are drawn.
 
     Raises:
         ImportError: Pillow is missing.
     """
 
-    def __init__(self, head: PolicyHead) -> None:
+    def __init__(self, agent: Agent) -> None:
         _font(10)
-        self._head = head
-        low, high = head.bounds
+        self._head = agent.policy_head
+        low, high = self._head.bounds
         finite = low.isfinite() & high.isfinite()
         self._low, self._high = low.where(finite, -3.0), high.where(finite, 3.0)
 
     def strip(
-        self, output: AgentOutput, action: Tensor, returns: Tensor, index: int, width: int
+        self, output: Any, action: Tensor, returns: Tensor, index: int, width: int
     ) -> np.ndarray:
         """Draw the strip of environment `index`, `[H, width, 3]` bytes.
 
         Args:
-            output: of all environments, `[B, 1]`.
+            output: output of the agent for all environments, `[B, 1]`.
             action: taken action, before squash and clip, `[B, 1, …]`.
             returns: returns of the episodes so far, `[B]`.
             index: index of the environment.

@@ -15,14 +15,10 @@ from torch import Tensor
 
 from phasicrl import Config
 from phasicrl.config import Levels, PolicyKind
-from phasicrl.envs.protocol import TimeStep
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.models.agent import Agent
-from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.metrics import MetricsLog
-from phasicrl.seeding import derive_seed
-from phasicrl.training.evaluation import EpisodeTracker
+from phasicrl.training.evaluate import SavedAgent
 
 
 class StepTable:
@@ -45,9 +41,8 @@ class StepTable:
         self._rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)  # of open episodes
 
     def add(
-        self, levels: Levels, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep,
-        tracker: EpisodeTracker,
-    ) -> None:  # fmt: skip
+        self, levels: Levels, kind: PolicyKind, policy: Any, action: Tensor, step: Any, tracker: Any
+    ) -> None:
         """Add one step of B environments.
 
         Args:
@@ -55,8 +50,8 @@ class StepTable:
             kind: sampled or greedy actions.
             policy: distributions of the actions, `[B, 1]`.
             action: taken actions, `[B, 1, …]`.
-            step: result of the step.
-            tracker: the episodes so far, with this step.
+            step: `TimeStep` of the environments.
+            tracker: `EpisodeTracker` that has counted the step.
         """
         num_envs = len(action)
         columns: dict[str, Any] = {
@@ -98,35 +93,36 @@ class Recorder:
         config: configuration of the run.
         files: run directory, where tables and films are written.
         log: receives the tables and the warnings.
-        own: `make_env` or `make_vector_env`, see `evaluate`.
+        env_objects: `make_env` and `make_vector_env`, see `evaluate`.
     """
 
-    def __init__(self, config: Config, files: RunDirectory, log: MetricsLog, **own: Any) -> None:
-        self._config, self._files, self._log, self._own = config, files, log, own
-        self._films = config.evaluation.film
-        self._levels: Levels = "train" if config.evaluation.levels == "train" else "unseen"
+    def __init__(self, config: Config, files: RunDirectory, log: Any, **env_objects: Any) -> None:
+        self._saved, self._log = SavedAgent(files, config, env_objects, None), log
+        self._options, self._films = config.evaluation, config.evaluation.film
+        self._levels: Levels = "train" if self._options.levels == "train" else "unseen"
         self._table: StepTable | None = None
 
     def on_step(self, *step: Any) -> None:
         """Add one step of the environments to the table, if steps are recorded."""
-        if not self._config.evaluation.steps:
+        if not self._options.steps:
             return
         if self._table is None:
             self._text = io.StringIO(newline="")
             self._table = StepTable(self._text, only_first=True)
         self._table.add(self._levels, *step)
 
-    def write(self, agent: Agent, env_steps: int) -> None:
+    def write(self, agent: Agent, env_steps: int, seed: int) -> None:
         """Write the table and the film of an evaluation; a failure is a warning.
 
         Args:
             agent: evaluated agent, on the CPU.
             env_steps: environment steps of the run so far.
+            seed: seed of the evaluation.
         """
-        evaluation = self._config.evaluation
+        folder = self._saved.files.path
         if self._table is not None:
             self._table = None
-            path = self._files.path / "evaluations" / f"{env_steps:012d}.csv"
+            path = folder / "evaluations" / f"{env_steps:012d}.csv"
             try:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
@@ -135,12 +131,11 @@ class Recorder:
                 self._log.message(f"warning: no table of steps: {error}")
         if not self._films:
             return
-        output = self._files.path / "videos" / f"{env_steps:012d}.mp4"
         try:
             film_episodes(
-                lambda _: agent, self._config, output,
-                policy=evaluation.policy, levels=self._levels, overlay=evaluation.overlay,
-                seed=derive_seed(self._config.seed, "validation"), **self._own,
+                self._saved, lambda _: agent, folder / "videos" / f"{env_steps:012d}.mp4",
+                policy=self._options.policy, levels=self._levels, overlay=self._options.overlay,
+                seed=seed,
             )  # fmt: skip
         except Exception as error:  # the environment's renderer may raise any error
             self._films = isinstance(error, OSError)  # a full disk may have room later

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 
@@ -17,7 +16,7 @@ def film(
     run_dir: Path | str, *, output: Path | None = None, num_envs: int = 1, episodes: int = 3,
     policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0, fps: int = 15,
     size: int = 512, overlay: bool = False, weights: WeightsKind = "last",
-    **user_objects: Unpack[EvaluationObjects],
+    **user_objects: Any,
 ) -> tuple[Path, Evaluation]:  # fmt: skip
     """Film the agent of a run.
 
@@ -55,9 +54,8 @@ def film(
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
     path = output or saved.files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
-    played = film_episodes(
-        lambda envs: saved.load(envs, weights), saved.config, path,
+    return path, film_episodes(
+        saved, lambda envs: saved.load(envs, weights), path,
         num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
-        size=size, overlay=overlay, **saved.env_objects,
+        size=size, overlay=overlay,
     )  # fmt: skip
-    return path, Evaluation(policy, *played, levels=levels)
