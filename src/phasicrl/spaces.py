@@ -189,6 +189,10 @@ class ObservationLayout:
                 rows = rows.clone(memory_format=torch.contiguous_format).flatten()
                 rows = rows.view(getattr(torch, leaf.dtype.name))
             values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
+        return self.assemble(values)
+
+    def assemble(self, values: Mapping[KeyPath, Any]) -> Any:
+        """Put the values of all parts into the structure of the space."""
         return assembled(self.space, values)
 
     def find_fault(self, stored: np.ndarray) -> tuple[int, str] | None:

@@ -21,7 +21,7 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, assembled, at_path, choices, is_image, leaves
+from phasicrl.spaces import ObservationLayout, at_path, choices, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -256,7 +256,7 @@ class ObservationReader(nn.Module):
             path: x.unflatten(-1, part.shape) if part.shape else x.squeeze(-1)
             for (path, part), x in pairs
         }
-        return assembled(self.layout.space, values)
+        return self.layout.assemble(values)
 
 
 def encoder_for(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import entry_points
 from itertools import chain
@@ -147,23 +147,6 @@ Act = Callable[[AgentInput], tuple[Tensor, Tensor]]
 """Maps inputs to the environments' actions `[B, …]` and the next state of the memory."""
 
 
-def iterate_env(act: Act, envs: VectorEnv, state: Tensor) -> Iterator[tuple[AgentInput, TimeStep]]:
-    """Reset environments and act in them for ever; yields the inputs and the result of each step.
-
-    Args:
-        act: chooses actions.
-        envs: new environments.
-        state: initial state of the memory, `[B, H]`.
-    """
-    first = torch.ones(envs.num_envs, dtype=torch.bool)
-    inputs = AgentInput(envs.reset(), first, state, envs.action_mask)
-    while True:
-        action, state = act(inputs)
-        step = envs.step(action)
-        yield inputs, step
-        inputs = AgentInput(step.obs, step.terminated | step.truncated, state, envs.action_mask)
-
-
 def play_episodes(
     act: Act, envs: VectorEnv, state: Tensor, *, episodes: int,
     on_last: OnLast = lambda obs, ended: None,
@@ -180,7 +163,11 @@ def play_episodes(
         on_step: called after every step, with the episodes so far.
     """
     tracker = EpisodeTracker(envs.num_envs, episodes)
-    for _, step in iterate_env(act, envs, state):
+    first = torch.ones(envs.num_envs, dtype=torch.bool)
+    inputs = AgentInput(envs.reset(), first, state, envs.action_mask)
+    while tracker.are_counted.any():
+        action, state = act(inputs)
+        step = envs.step(action)
         tracker.add(step.reward)
         on_step(step, tracker)
         ended = step.terminated | step.truncated
@@ -189,8 +176,7 @@ def play_episodes(
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
             on_last(last, ended)
-        if not tracker.are_counted.any():
-            break
+        inputs = AgentInput(step.obs, ended, state, envs.action_mask)
     returns, lengths = zip(*tracker.finished, strict=True)
     return Episodes(returns, lengths)
 

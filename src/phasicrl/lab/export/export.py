@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,9 @@ from torch import Generator, Tensor
 from phasicrl.config import Levels
 from phasicrl.lab.export.graph import PolicyGraph, named_inputs
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.spaces import ObservationLayout
 from phasicrl.system.machine import optional_module
-from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import Evaluation, SavedAgent
-from phasicrl.training.evaluation import AgentInput, iterate_env, play_episodes
+from phasicrl.training.evaluation import play_episodes
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -74,8 +72,7 @@ class Export(NamedTuple):
 
 def export_policy(
     run_dir: Path | str, *, format: Format = "onnx", output: Path | None = None,
-    weights: WeightsKind = "last", observations: int = 1_000,
-    **user_objects: Unpack[EvaluationObjects],
+    weights: WeightsKind = "last", observations: int = 1_000, **user_objects: Any,
 ) -> Export:  # fmt: skip
     """Write the policy of a run as a file that other tools can run.
 
@@ -139,15 +136,15 @@ def _import(package: str) -> Any:
 def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
     """Act with sampled actions; yield the inputs of the graph at each step."""
     agent, generator = graph.agent, Generator().manual_seed(0)
-
-    def act(seen: AgentInput) -> tuple[Tensor, Tensor]:
-        obs, first = seen.obs.unsqueeze(1), seen.first.unsqueeze(1)
-        mask = None if seen.action_mask is None else seen.action_mask.unsqueeze(1)
-        policy, state = agent.policy(obs, first, seen.state, mask)
-        return agent.policy_head.env_action(policy.sample(generator)[:, 0]), state
-
-    for seen, _ in iterate_env(act, envs, agent.initial_state(envs.num_envs)):
-        yield tuple(tensor.clone() for tensor in graph.arguments(seen))
+    obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
+    state = agent.initial_state(envs.num_envs)
+    while True:
+        named = named_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
+        yield tuple(named[name].clone() for name in graph.inputs)
+        masks = None if mask is None else mask.unsqueeze(1)
+        policy, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, masks)
+        step = envs.step(agent.policy_head.env_action(policy.sample(generator)[:, 0]))
+        obs, first = step.obs, step.terminated | step.truncated
 
 
 def _write(
@@ -260,7 +257,7 @@ def _open_torch(path: Path) -> tuple[str | None, Any]:
 
 def play_exported(
     run_dir: Path | str, *, file: Path | None = None, episodes: int = 10, levels: Levels = "unseen",
-    seed: int = 0, **user_objects: Unpack[EvaluationObjects],
+    seed: int = 0, **user_objects: Any,
 ) -> Evaluation:  # fmt: skip
     """Run episodes with the most likely actions of an exported policy.
 
@@ -289,10 +286,10 @@ def play_exported(
                     f"{file or saved.files.path} was exported for the {space} {exported}, but "
                     f"{envs.name} has {here}; give the run that it was exported from"
                 )
-        layout = ObservationLayout(envs.observation_space)
+        layout = saved.load(envs).reader.layout
 
-        def act(seen: AgentInput) -> tuple[Tensor, Tensor]:
-            inputs = named_inputs(layout, seen)
+        def act(seen: Any) -> tuple[Tensor, Tensor]:
+            inputs = named_inputs(layout, *seen)
             outputs = policy({name: inputs[name].numpy() for name in policy.about["inputs"]})
             state = outputs.get("new_state", seen.state)
             return torch.from_numpy(outputs["action"]), torch.as_tensor(state)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
-from phasicrl.spaces import ObservationLayout, assembled, at_path, format_path
-from phasicrl.training.evaluation import AgentInput
 
 
 class PolicyGraph(nn.Module):
@@ -67,11 +69,6 @@ class PolicyGraph(nn.Module):
         about["value"] = "expected discounted return, in units of the rewards learned"
         return about | ({"new_state": "the memory's"} if self.has_memory else {})
 
-    def arguments(self, seen: AgentInput) -> tuple[Tensor, ...]:
-        """What is seen of B environments, as the inputs."""
-        named = named_inputs(self.agent.reader.layout, seen)
-        return tuple(named[name] for name in self.inputs)
-
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Map `inputs` to `outputs`."""
         count = len(self._paths)
@@ -82,7 +79,7 @@ class PolicyGraph(nn.Module):
         else:
             num_envs = inputs[0].shape[0]
             first, state = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)
-        read = self.agent.reader.normalized(assembled(self.agent.reader.layout.space, parts))
+        read = self.agent.reader.normalized(self.agent.reader.layout.assemble(parts))
         output = self.agent.after_reading(read, first.unsqueeze(1), state, mask)
         action = self.agent.policy_head.env_action(output.policy.mode()[:, 0])
         head = self.agent.policy_head
@@ -91,17 +88,27 @@ class PolicyGraph(nn.Module):
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
-def named_inputs(layout: ObservationLayout, seen: AgentInput) -> dict[str, Tensor]:
-    """What is seen of B environments, by the names of a graph's inputs."""
-    obs = layout.unpack(seen.obs)
-    named = {_name(leaf.path): at_path(obs, leaf.path) for leaf in layout.leaves}
-    named |= {"first": seen.first, "state": seen.state}
-    return named if seen.action_mask is None else named | {"action_mask": seen.action_mask}
+def named_inputs(
+    layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
+) -> dict[str, Tensor]:
+    """Name the inputs of an agent as a graph's inputs.
+
+    Args:
+        layout: layout of the observations.
+        obs: stored observations, `[B, *shape]`.
+        first: true where an episode begins, `[B]`.
+        state: state of the memory, `[B, H]`.
+        action_mask: allowed actions, `[B, M]`; None if all are.
+    """
+    tree = layout.unpack(obs)
+    named = {_name(leaf.path): reduce(getitem, leaf.path, tree) for leaf in layout.leaves}
+    named |= {"first": first, "state": state}
+    return named if action_mask is None else named | {"action_mask": action_mask}
 
 
 def _name(path: tuple[str | int, ...]) -> str:
     """Return the name of the input for a part of an observation."""
-    return f"obs/{format_path(path)}" if path else "obs"
+    return "/".join(["obs", *map(str, path)])
 
 
 def _shape(*sizes: int) -> str:

@@ -14,15 +14,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from phasicrl import Config, evaluate
-from phasicrl.config_io import read_text, write_json
+from phasicrl.config_io import write_json
 from phasicrl.lab.analysis.curves import Task, task_of
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
@@ -49,7 +48,7 @@ class Package(NamedTuple):
 def release(
     runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
     weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False,
-    **user_objects: Unpack[EvaluationObjects],
+    **user_objects: Any,
 ) -> list[Package]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
 
@@ -145,7 +144,7 @@ def check_package(path: Path) -> list[str]:
     """
     if not (path / HASHES_FILE).is_file():
         raise ValueError(f"{path} has no {HASHES_FILE}; expected a package of `phasicrl release`")
-    pairs = [line.split() for line in read_text(path / HASHES_FILE).splitlines()]
+    pairs = [line.split() for line in (path / HASHES_FILE).read_text().splitlines()]
     listed = {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
     if len(listed) < len(pairs) or not set(NEEDED) <= set(listed) <= set(FILES):
         raise ValueError(f"{path / HASHES_FILE} does not list the files of a package")
