@@ -15,16 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from phasicrl import Config
 from phasicrl.algorithm import learn
-from phasicrl.config_io import to_tree
-from phasicrl.training.build import UserObjects, start_run
-from phasicrl.training.run import Run
+from phasicrl.training.build import start_run
 
 _SECONDS = 0.3
 """Seconds for which each pass through the networks is repeated."""
@@ -86,15 +84,13 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON."""
-        config = {"config": to_tree(self.config)}
-        values = dataclasses.asdict(self) | config | {"share_of_limit": self.share_of_limit}
-        return json.dumps(values, indent=2)
+        values = dataclasses.asdict(self) | {"share_of_limit": self.share_of_limit}
+        return json.dumps(values | {"config": json.loads(self.config.to_json())}, indent=2)
 
 
 def measure(
-    config: Config, *, seconds: float = 30.0, trace: Path | None = None,
-    **user_objects: Unpack[UserObjects],
-) -> Report:  # fmt: skip
+    config: Config, *, seconds: float = 30.0, trace: Path | None = None, **user_objects: Any
+) -> Report:
     """Measure how fast this machine trains, and where the time goes.
 
     PPG's phases are cut to as few iterations as have the same work per step, two if its passes are
@@ -155,14 +151,14 @@ def _shorten(config: Config, say: Callable[[str], None]) -> Config:
     return config.with_updates(changes)
 
 
-def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]:
+def _whole_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float]]:
     """Train whole periods; return the rates of the loop and its halves, and the split of time."""
     length, parts = run.config.aux_phase_interval, ("rollout", "policy", "value", "auxiliary")
     spent: list[list[float]] = []  # seconds of each period: in total, and of each part
     iterations: list[Mapping[str, float]] = []
     started = begun = perf_counter()
 
-    def note(_: Run, record: Mapping[str, float]) -> Literal["stop"] | None:
+    def note(_: object, record: Mapping[str, float]) -> Literal["stop"] | None:
         nonlocal started, begun
         iterations.append(record)
         if len(iterations) < length:
@@ -187,7 +183,7 @@ def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]
     return rates, split | {"everything else": 1 - sum(shares)}
 
 
-def _write_trace(run: Run, path: Path) -> str:
+def _write_trace(run: Any, path: Path) -> str:
     """Record the kernels of one period; return a table of the most expensive ones."""
     last = run.iteration + run.config.aux_phase_interval
     with torch.profiler.profile() as profile:
@@ -208,7 +204,7 @@ class _Pass(NamedTuple):
     times: float = 1.0
 
 
-def _passes(run: Run) -> list[_Pass]:
+def _passes(run: Any) -> list[_Pass]:
     """Return the passes of acting and of all epochs.
 
     Further passes without gradients, such as those that measure divergences, are left out.
@@ -221,7 +217,7 @@ def _passes(run: Run) -> list[_Pass]:
     ]  # fmt: skip
 
 
-def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
+def _networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     """Time bare forward and backward passes, as many as a step needs, eagerly.
 
     Returns:

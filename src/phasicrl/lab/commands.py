@@ -8,43 +8,44 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import cli
-from phasicrl.cli import call, print_lines
 
 
 def _video(words: list[str]) -> None:
     """Film the agent of a run; no screen needed."""
     from phasicrl.lab.film.video import film
 
-    path, result = call(film, "video", words)
+    path, result = cli.call(film, "video", words)
     returns = ", ".join(f"{value:g}" for value in result.returns)
-    print_lines([f"{path}: {len(result.returns)} episodes, returns {returns}"])
+    cli.print_lines([f"{path}: {len(result.returns)} episodes, returns {returns}"])
 
 
 def _export(words: list[str]) -> None:
     """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
     from phasicrl.lab.export.export import export_policy
 
-    made = call(export_policy, "export", words)
+    made = cli.call(export_policy, "export", words)
     for kind in ("input", "output"):
-        print_lines(f"  {kind} {name}: {about}" for name, about in made.about[f"{kind}s"].items())
+        cli.print_lines(
+            f"  {kind} {name}: {about}" for name, about in made.about[f"{kind}s"].items()
+        )
     on = f"on {made.observations:,} observations it differs from the agent"
-    print_lines([f"{on} by at most {made.difference:.1g}", made.path])
+    cli.print_lines([f"{on} by at most {made.difference:.1g}", made.path])
 
 
 def _play(words: list[str]) -> None:
     """Run episodes with an exported policy: `phasicrl play RUN [--file FILE]`."""
     from phasicrl.lab.export.export import play_exported
 
-    cli.print_evaluations([call(play_exported, "play", words)])
+    cli.print_evaluations([cli.call(play_exported, "play", words)])
 
 
 def _release(words: list[str]) -> None:
     """Package trained agents: `phasicrl release RUN … [--output DIR]`."""
     from phasicrl.lab.export.package import release
 
-    for made in call(release, "release", words):
+    for made in cli.call(release, "release", words):
         returns = ", ".join(f"{each.policy} {each.mean_return:.2f}" for each in made.evaluations)
-        print_lines([f"{made.path}: {returns}"])
+        cli.print_lines([f"{made.path}: {returns}"])
 
 
 def _hub(words: list[str]) -> None:
@@ -56,35 +57,35 @@ def _push(words: list[str]) -> None:
     """Upload a package of `phasicrl release`: `phasicrl hub push DIR OWNER/NAME [--dry-run]`."""
     from phasicrl.lab.export.hub import push
 
-    print_lines(call(push, "hub push", words))
+    cli.print_lines(cli.call(push, "hub push", words))
 
 
 def _pull(words: list[str]) -> None:
     """Download a package: `phasicrl hub pull OWNER/NAME [--output DIR]`."""
     from phasicrl.lab.export.hub import pull
 
-    print_lines([call(pull, "hub pull", words)])
+    cli.print_lines([cli.call(pull, "hub pull", words)])
 
 
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
     from phasicrl.lab.analysis.plot import plot_runs
 
-    print_lines(call(plot_runs, "plot", words))
+    cli.print_lines(cli.call(plot_runs, "plot", words))
 
 
 def _report(words: list[str]) -> None:
     """Write a page about runs, with a diagnosis: `phasicrl report RUN … [--output FILE]`."""
     from phasicrl.lab.analysis.report import write_report
 
-    print_lines([call(write_report, "report", words)])
+    cli.print_lines([cli.call(write_report, "report", words)])
 
 
 def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
     from phasicrl.lab.analysis.compare import compare_runs
 
-    comparison = call(compare_runs, "compare", words)
+    comparison = cli.call(compare_runs, "compare", words)
     _print_comparison(comparison)
     comparison.require_bounds()
 
@@ -97,7 +98,7 @@ def _print_comparison(comparison: Any) -> None:
 
     for table in tables(comparison):
         Console().print(table)
-    print_lines(comparison.files)
+    cli.print_lines(comparison.files)
 
 
 def _suite(words: list[str]) -> None:
@@ -106,16 +107,16 @@ def _suite(words: list[str]) -> None:
     from phasicrl.lab.experiments.suites import SUITES
 
     if not words:
-        return print_lines(
+        return cli.print_lines(
             f"{name:<16}{suite.about}; small: {', '.join(suite.small)}"
             for name, suite in SUITES.items()
         )
 
     def on_trial(trial: Any) -> None:
         task, arm, budget = trial.label
-        print_lines([f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"])
+        cli.print_lines([f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"])
 
-    _print_comparison(call(partial(run_suite, on_trial=on_trial), "suite", words))
+    _print_comparison(cli.call(partial(run_suite, on_trial=on_trial), "suite", words))
 
 
 def _sweep(words: list[str]) -> None:
@@ -130,14 +131,15 @@ def _make_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
     from phasicrl.lab.sweeps.sweep import make_sweep
 
-    print(f"{call(make_sweep, 'sweep make', words)} trials added; `phasicrl sweep run` trains them")
+    added = cli.call(make_sweep, "sweep make", words)
+    print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
 def _make_search(words: list[str]) -> None:
     """Write a search for settings with Optuna, or add trials to one; nothing is trained yet."""
     from phasicrl.lab.sweeps.search import make_search
 
-    added = call(make_search, "sweep search", words)
+    added = cli.call(make_search, "sweep search", words)
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
@@ -145,8 +147,8 @@ def _run_sweep(words: list[str]) -> None:
     """Train or resume the trials of a sweep that are not finished."""
     from phasicrl.lab.sweeps.sweep import run_sweep
 
-    run = partial(run_sweep, on_trial=lambda id, state: print_lines([f"{id}: {state}"]))
-    call(run, "sweep run", words)
+    run = partial(run_sweep, on_trial=lambda id, state: cli.print_lines([f"{id}: {state}"]))
+    cli.call(run, "sweep run", words)
 
 
 def _sweep_status(words: list[str]) -> None:
@@ -156,7 +158,7 @@ def _sweep_status(words: list[str]) -> None:
 
     from phasicrl.lab.sweeps.sweep import sweep_status
 
-    statuses = call(sweep_status, "sweep status", words)
+    statuses = cli.call(sweep_status, "sweep status", words)
     table = Table(show_lines=True)
     for column in ("trial", "settings", "environment", "state", "steps", "return"):
         table.add_column(column, overflow="fold")
@@ -167,7 +169,7 @@ def _sweep_status(words: list[str]) -> None:
     scored = [status for status in statuses if status.state == "complete"]
     if best := max(scored, key=lambda status: status.score or 0.0, default=None):
         way = f"`phasicrl train --from DIR/{best.id}/trial.json --seed 101` trains it"
-        print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
+        cli.print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def _doctor(words: list[str]) -> None:
 
     from phasicrl.lab.doctor import as_table, diagnose
 
-    Console().print(as_table(call(diagnose, "doctor", words)))
+    Console().print(as_table(cli.call(diagnose, "doctor", words)))
 
 
 COMMANDS: dict[str, cli.Command] = {
