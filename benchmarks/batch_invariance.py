@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.lab.experiments.batch_scale import scaled_batch
-from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table, over_seeds
+from phasicrl.lab.experiments.batch_scale import scale_batch
+from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table, vary_seed
 from phasicrl.system.provenance import commit
 from phasicrl.training.bootstrap import bootstrap_interval
 from phasicrl.training.run import Run
@@ -65,10 +65,10 @@ def make_trials(seeds: Iterable[int], tasks: Iterable[str]) -> list[Trial]:
             config = config.with_updates({"checkpoint.every_minutes": None})
             for size in SIZES:
                 if by_rules:
-                    scaled = scaled_batch(config, 1 / size)
+                    scaled = scale_batch(config, 1 / size)
                 else:
                     scaled = config.with_updates({"env.num_envs": config.env.num_envs // size})
-                trials += over_seeds((task, arm, str(size)), scaled, seeds)
+                trials += vary_seed((task, arm, str(size)), scaled, seeds)
     return sorted(trials, key=lambda trial: trial.config.seed)
 
 
@@ -146,7 +146,7 @@ def main(
     table = ResultTable(output, COLUMNS, label=("task", "arm", "divided_by"))
     for trial in fill_table(table, make_trials(seeds, tasks), measure, jobs=jobs):
         print(*trial.key, flush=True)
-    draw(table.rows(), figure)
+    draw(table.read(), figure)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.lab.analysis.curves import Curve, Task, run_curves
+from phasicrl.lab.analysis.curves import Curve, Task, read_curves
 from phasicrl.runs.directory import RunDirectory
 
 METRICS = {
@@ -116,7 +116,7 @@ def main(runs: tuple[Path, ...], /, reference: Path, output: Path) -> None:
     for of_seed in games.values():
         panels.append([])
         for metric in METRICS:
-            ours = {seed: run_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
+            ours = {seed: read_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
             end = min(float(curve.steps[-1]) for curve in ours.values())
             (task,) = {curve.task for curve in ours.values()}
             published = published_runs(reference, task, COLUMNS[metric], end)

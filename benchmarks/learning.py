@@ -27,7 +27,7 @@ from phasicrl.lab.experiments.trials import (
     Row,
     Trial,
     fill_table,
-    over_seeds,
+    vary_seed,
 )
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.evaluate import evaluate
@@ -74,7 +74,7 @@ def make_trials(presets: Iterable[str], seeds: Iterable[int], runs: str) -> list
         name, _, fields = preset.partition(":")
         quiet = ["--output-dir", runs, "--log.no-tensorboard", "--log.console", "off"]
         config = parse_config([name, *quiet, *fields.split()])
-        trials += over_seeds((f"{name} {fields}".strip(),), config, seeds)
+        trials += vary_seed((f"{name} {fields}".strip(),), config, seeds)
     return trials
 
 

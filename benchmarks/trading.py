@@ -20,8 +20,8 @@ from phasicrl.lab.experiments.trials import (
     Row,
     Trial,
     fill_table,
-    over_seeds,
-    reached,
+    summarize_run,
+    vary_seed,
 )
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "trading.py"))
@@ -43,7 +43,7 @@ def measure(trial: Trial) -> list[Row]:
     """Train in the market; returns one row."""
     heuristic = None if ARMS[trial.label[0]] else EXAMPLE["buy_low"]
     run = train(trial.config, make_env=EXAMPLE["Market"], mask_actions=heuristic)
-    row = reached(run.directory, make_env=EXAMPLE["Market"])
+    row = summarize_run(run.directory, make_env=EXAMPLE["Market"])
     return [{"arm": trial.label[0], "seed": trial.config.seed, **row}]
 
 
@@ -59,7 +59,7 @@ def main(
     trials = [
         trial
         for arm, changes in ARMS.items()
-        for trial in over_seeds(
+        for trial in vary_seed(
             (arm,), EXAMPLE["config"].with_updates(quiet | changes),
             range(first_seed, first_seed + seeds),
         )

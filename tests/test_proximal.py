@@ -14,7 +14,7 @@ import torch
 from phasicrl import phases
 from phasicrl.algorithm import train
 from phasicrl.config import ObsNormConfig
-from phasicrl.lab.experiments.batch_scale import scaled_batch
+from phasicrl.lab.experiments.batch_scale import scale_batch
 from phasicrl.models.agent import Agent
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.normalize import EmaMoments
@@ -117,7 +117,7 @@ def test_the_rules_of_batches_by_hand() -> None:
         "ppo.learning_rate": 4e-4, "aux.learning_rate": 8e-4, "ppo.max_grad_norm": 0.5,
         "aux.max_grad_norm": 3.0,
     })  # fmt: skip
-    scaled = scaled_batch(config, 4)
+    scaled = scale_batch(config, 4)
     assert scaled.env.num_envs == 4 * config.env.num_envs
     assert scaled.ppo.learning_rate == pytest.approx(8e-4)
     assert scaled.ppo.adam_betas == pytest.approx((0.9**4, 0.999**4))
@@ -138,8 +138,8 @@ SCALED = ("ppo.learning_rate", "ppo.adam_betas", "ppo.proximal_decay", "aux.lear
 @pytest.mark.parametrize("factor", [2, 0.5])
 def test_scaled_there_and_back_is_the_same(factor: float) -> None:
     config = get_preset("procgen-ppg").with_updates({"ppo.proximal_decay": 0.889})
-    there = scaled_batch(config, factor)
-    back = scaled_batch(there, 1 / factor)
+    there = scale_batch(config, factor)
+    back = scale_batch(there, 1 / factor)
     for path, value in config.values().items():
         now = back.values()[path]
         expected = pytest.approx(value) if path in SCALED else value
@@ -148,16 +148,16 @@ def test_scaled_there_and_back_is_the_same(factor: float) -> None:
 
 @pytest.mark.parametrize(
     ("factor", "said"),
-    [(0.0, "above zero"), (math.nan, "above zero"), (0.3, "env.num_envs 19.2"), (64, "aux.every")],
+    [(0.0, "above 0"), (math.nan, "above 0"), (0.3, "env.num_envs 19.2"), (64, "aux.every")],
 )
 def test_a_batch_that_cannot_be_is_refused(factor: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        scaled_batch(get_preset("procgen-ppg"), factor)
+        scale_batch(get_preset("procgen-ppg"), factor)
 
 
 def test_decays_of_normalizers_scale_too(tmp_path: Path) -> None:
     norm = ObsNormConfig(statistics="ema", decay=0.9)
-    scaled = scaled_batch(tiny(tmp_path, obs_norm=norm), 2)
+    scaled = scale_batch(tiny(tmp_path, obs_norm=norm), 2)
     assert scaled.obs_norm is not None and scaled.obs_norm.decay == pytest.approx(0.81)
 
 

@@ -13,7 +13,7 @@ import tyro
 
 from benchmarks import batch_invariance, compare_reference
 from phasicrl.lab.analysis.plot import draw_curves, save_figure
-from phasicrl.lab.experiments.run_suite import suite_curves
+from phasicrl.lab.experiments.run_suite import make_curves
 from phasicrl.lab.experiments.suites import SUITES
 from tools.result_tables import RESULTS, read
 
@@ -23,8 +23,8 @@ FOLDER = ROOT / "docs" / "figures"
 
 def _suite(name: str, output: Path) -> None:
     """A suite's figure from its table, as `phasicrl suite` draws it."""
-    curves = suite_curves(read(f"suites/{name}-small"))
-    title = f"{name}: {SUITES[name].about}"
+    curves = make_curves(read(f"suites/{name}-small"))
+    title = f"{name}: {SUITES[name].description}"
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     for path in save_figure(figure, output.with_suffix(""), f"suite {name}, small"):
         if path != output:  # the pages show the PNG

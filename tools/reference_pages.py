@@ -284,7 +284,7 @@ IN_SUITES = {
         ("mva", "σ learned, actions normalized, tanh",
          "σ learned through tanh, actions normalized, tanh"),
     ),
-    "value targets recomputed for it": (("details", "PPG", "value targets computed anew"),),
+    "value targets recomputed for it": (("details", "PPG", "value targets recomputed"),),
     "auxiliary epochs over the last iterations alone": (
         ("n-aux", "N = N_π", "the last N_π / 4 alone"),
     ),

@@ -19,8 +19,8 @@ from benchmarks import batch_invariance, scaling
 from phasicrl.cli import parse_config
 from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.analysis.curves import Curve, Task
-from phasicrl.lab.analysis.references import reference_curves
-from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
+from phasicrl.lab.analysis.references import read_reference_curves
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalize
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
@@ -403,7 +403,7 @@ EARLY = {
 def on_all_games(reference: str, *experiments: str) -> list[Curve]:
     """Return published curves of Procgen's games, hard."""
     ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in GAMES}
-    return reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
+    return read_reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
 
 
 def game_of(curve: Curve) -> str:
@@ -420,7 +420,7 @@ def paper_early() -> Cells:
     curves = on_all_games("ppg-paper", *EARLY.values())
     for name, experiment in EARLY.items():
         scores = [
-            [normalized(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in MARKS]
+            [normalize(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in MARKS]
             for curve in curves
             if curve.label == experiment
             for bounds in [PROCGEN_BOUNDS["hard"][game_of(curve)]]
@@ -436,7 +436,7 @@ def two_ppos() -> Cells:
         ("PPO of Baselines", on_all_games("baselines-final", "hard")),
     ):
         ends = {game_of(x): float(np.interp(1e8, x.steps, x.mean)) for x in curves}
-        scores = [normalized(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
+        scores = [normalize(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
         yield name, f"{statistics.fmean(scores):.3f}", *(f"{ends[x]:.1f}" for x in sorted(GAMES))
 
 
@@ -707,7 +707,7 @@ def suites() -> Cells:
     """What can be run with `phasicrl suite`."""
     for name, each in SUITES.items():
         steps = f"{each.small_steps:,}" if each.small_steps else "of the task"
-        yield f"`{name}`", each.about, ", ".join(each.small), steps
+        yield f"`{name}`", each.description, ", ".join(each.small), steps
 
 
 TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {

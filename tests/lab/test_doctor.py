@@ -1,4 +1,4 @@
-"""What `phasicrl doctor` finds, and that nothing it tries can end it."""
+"""Checks of `phasicrl doctor`, and remedies."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 from rich.console import Console
 
 from phasicrl.lab import doctor
-from phasicrl.lab.doctor import Check, as_table, diagnose
+from phasicrl.lab.doctor import Check, check_machine, make_table
 
 
 def text_of(checks: list[Check]) -> str:
     console = Console(file=io.StringIO(), width=160)
-    console.print(as_table(checks))
+    console.print(make_table(checks))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 def test_this_machine_is_well() -> None:
-    checks = {check.name: check for check in diagnose()}
+    checks = {check.name: check for check in check_machine()}
     assert {"Python", "PyTorch", "GPU", "CPU", *doctor.PROBES, "memory", "disk"} == set(checks)
     assert all(checks[name].status == "ok" for name in doctor.PROBES), checks
     assert all(check.remedy for check in checks.values() if check.status != "ok")
@@ -36,7 +36,7 @@ def test_this_machine_is_well() -> None:
         ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
     ],
 )
-def test_what_is_broken_is_told_with_its_remedy(
+def test_a_broken_package_has_a_remedy(
     monkeypatch: pytest.MonkeyPatch, code: str, found: str, remedy: str
 ) -> None:
     monkeypatch.setattr(doctor, "PROBES", {"a probe": ("numpy", "all", code)})

@@ -67,9 +67,7 @@ def make_envs(
         else:
             backend, name = resolve(config.id)
             if backend == "gymnasium":
-                envs = GymnasiumEnv(
-                    gymnasium_maker(name, config), f"gymnasium:{name}", config, share
-                )
+                envs = GymnasiumEnv(find_maker(name, config), f"gymnasium:{name}", config, share)
             else:
                 left_out = envpool.TRAINING_OPTIONS if whole_games else ()
                 kept = {key: v for key, v in config.options.items() if key not in left_out}
@@ -95,8 +93,8 @@ def _make_pool(backend: str, name: str, config: EnvConfig, share: EnvShare) -> N
         raise ValueError(f"{what}: {str(error).splitlines()[0]}") from error
 
 
-def gymnasium_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
-    """Return a function that makes a registered environment, with `env.options`."""
+def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
+    """Return the function that makes a registered environment with `env.options`."""
     # By its spec, since other processes do not know ids that were registered here. GuardedEnv
     # checks more than Gymnasium's checker.
     spec = gym.spec(name.rpartition(":")[2])

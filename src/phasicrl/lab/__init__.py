@@ -1,1 +1,1 @@
-"""What is done with many runs and trained agents. The core never imports it."""
+"""The lab: work with many runs and trained agents. The core never imports it."""

@@ -1,4 +1,4 @@
-"""How fast this machine trains a configuration, and where the time goes.
+"""Speed of training on this machine, and where the time goes.
 
 Kind: effects (trains, in a folder that is deleted).
 """
@@ -25,7 +25,7 @@ from phasicrl.algorithm import learn
 from phasicrl.training.build import start_run
 
 _SECONDS = 0.3
-"""Seconds for which each pass through the networks is repeated."""
+"""Duration of the repetition of each pass through the networks, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Rate:
     """A measured rate, in environment steps per second.
 
     Attributes:
-        name: what was timed.
+        name: timed part of the training.
         per_second: median.
         low: slowest repetition.
         high: fastest repetition.
@@ -52,9 +52,9 @@ class Report:
     Attributes:
         config: what was trained.
         machine: processor, versions, commit, plan.
-        rates: of the whole loop, its rollout, its update, and the bare networks.
+        rates: rates of the whole loop, its rollout, its update, and the bare networks.
         split: share of each part in the time of the whole loop.
-        passes: passes of a step's observation through the networks: forward, and with backward.
+        passes: number of passes of each step's observation through the networks, by kind.
         gflops_per_step: floating-point operations of the networks per environment step, in 10⁹.
         peak_memory: peak memory of the process, in bytes.
         peak_gpu_memory: peak memory of tensors on the GPU, in bytes; 0 without one.
@@ -79,7 +79,7 @@ class Report:
 
     @property
     def share_of_limit(self) -> float:
-        """The whole loop's rate as a part of the bare networks'."""
+        """Rate of the whole loop divided by that of the bare networks."""
         return self.rate("whole loop") / self.rate("networks alone")
 
     def to_json(self) -> str:
@@ -93,19 +93,18 @@ def measure(
 ) -> Report:
     """Measure how fast this machine trains, and where the time goes.
 
-    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are
-    over everything.
+    PPG's phases are cut to the fewest iterations with the same work per step, but at least two.
 
     Args:
-        config: run to measure; its budget, displays, checkpoints and evaluations are ignored.
+        config: configuration to measure; its budget, displays, checkpoints and evaluations are off.
         seconds: Duration of the measurement after a warm-up; at least three iterations (with PPG
             phases).
-        trace: File for every kernel up to the end of one more auxiliary phase, if there is one;
-            chrome://tracing and ui.perfetto.dev show it.
-        user_objects: as for `train`.
+        trace: File for every kernel of one more phase; chrome://tracing and ui.perfetto.dev show
+            it.
+        user_objects: objects of your own, as for `train`.
 
     Raises:
-        ValueError: `seconds` is not positive and finite, or a configuration that cannot work here.
+        ValueError: `seconds` is not positive and finite, or the configuration cannot work here.
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds}; expected a positive number, such as 30")
@@ -115,8 +114,8 @@ def measure(
         endless = config.with_updates({"output_dir": folder, "total_env_steps": 10**12})
         with start_run(endless, **user_objects) as run:
             run.executor.log = notes.append
-            rates, split = _whole_loop(run, seconds)
-            limit, passes, flops = _networks(run)
+            rates, split = _measure_loop(run, seconds)
+            limit, passes, flops = _measure_networks(run)
             if trace is not None:
                 notes.append(_write_trace(run, trace))
             card = run.files.card
@@ -132,8 +131,8 @@ def measure(
             )  # fmt: skip
 
 
-def _shorten(config: Config, say: Callable[[str], None]) -> Config:
-    """Return the configuration with short phases, and without what is not measured."""
+def _shorten(config: Config, log: Callable[[str], None]) -> Config:
+    """Return the configuration with short phases, without displays, checkpoints and evaluations."""
     default, aux = Config(), config.aux
     changes: dict[str, Any] = {
         "log": replace(default.log, console="off", tensorboard=False),
@@ -141,44 +140,44 @@ def _shorten(config: Config, say: Callable[[str], None]) -> Config:
         "evaluation": default.evaluation,
     }
     if config.has_auxiliary_phase:
-        # The fewest iterations that pass as often over each step as the whole phase does.
+        # The fewest iterations with as many passes over each step as in the whole phase.
         used = aux.iterations_per_epoch
         every = max(aux.every // math.gcd(aux.every, used or aux.every), 2)
         if every < aux.every:
             changes["aux.every"] = every
             changes["aux.iterations_per_epoch"] = used and used * every // aux.every
-            say(f"phases of {every} iterations instead of {aux.every}: the same work per step")
+            log(f"phases of {every} iterations instead of {aux.every}: the same work per step")
     return config.with_updates(changes)
 
 
-def _whole_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float]]:
-    """Train whole periods; return the rates of the loop and its halves, and the split of time."""
+def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float]]:
+    """Train whole periods; return rates of the loop and its halves, and the split of time."""
     length, parts = run.config.aux_phase_interval, ("rollout", "policy", "value", "auxiliary")
-    spent: list[list[float]] = []  # seconds of each period: in total, and of each part
+    periods: list[list[float]] = []  # seconds in total, and of each part
     iterations: list[Mapping[str, float]] = []
-    started = begun = perf_counter()
+    period_start = start = perf_counter()
 
-    def note(_: object, record: Mapping[str, float]) -> Literal["stop"] | None:
-        nonlocal started, begun
+    def record_period(_: object, record: Mapping[str, float]) -> Literal["stop"] | None:
+        nonlocal period_start, start
         iterations.append(record)
         if len(iterations) < length:
             return None
         times = [sum(row.get(f"time/{part}", 0.0) for row in iterations) for part in parts]
         now = perf_counter()
-        spent.append([now - started, *times])
-        started, begun = now, now if len(spent) == 1 else begun  # the first period warms up
+        periods.append([now - period_start, *times])
+        period_start, start = now, now if len(periods) == 1 else start  # the first one warms up
         iterations.clear()
-        return "stop" if len(spent) >= 4 and now - begun >= seconds else None
+        return "stop" if len(periods) >= 4 and now - start >= seconds else None
 
-    learn(run, note)
+    learn(run, record_period)
     steps = run.config.batch_size * length
-    whole, rollout, *updates = zip(*spent[1:], strict=True)
+    whole, rollout, *updates = zip(*periods[1:], strict=True)
     shares = [sum(times) / sum(whole) for times in (rollout, *updates)]
     split = {part: share for part, share in zip(parts, shares, strict=True) if share}
     rates = [
-        _rate("whole loop", [steps / x for x in whole]),
-        _rate("rollout", [steps / x for x in rollout]),
-        _rate("update", [steps / sum(times) for times in zip(*updates, strict=True)]),
+        _make_rate("whole loop", [steps / x for x in whole]),
+        _make_rate("rollout", [steps / x for x in rollout]),
+        _make_rate("update", [steps / sum(times) for times in zip(*updates, strict=True)]),
     ]
     return rates, split | {"everything else": 1 - sum(shares)}
 
@@ -195,7 +194,7 @@ def _write_trace(run: Any, path: Path) -> str:
 
 
 class _Pass(NamedTuple):
-    """A kind of pass through the networks, and its number for each observation."""
+    """A kind of pass through the networks, and its number per observation."""
 
     policy: bool
     value: bool
@@ -204,11 +203,8 @@ class _Pass(NamedTuple):
     times: float = 1.0
 
 
-def _passes(run: Any) -> list[_Pass]:
-    """Return the passes of acting and of all epochs.
-
-    Further passes without gradients, such as those that measure divergences, are left out.
-    """
+def _list_passes(run: Any) -> list[_Pass]:
+    """Return the passes of acting and of all epochs, without those that only measure."""
     acting = _Pass(True, True, backward=False)
     auxiliary = _Pass(True, True, phase="aux", times=run.config.aux_passes)
     return [
@@ -217,20 +213,20 @@ def _passes(run: Any) -> list[_Pass]:
     ]  # fmt: skip
 
 
-def _networks(run: Any) -> tuple[Rate, dict[str, float], float]:
-    """Time bare forward and backward passes, as many as a step needs, eagerly.
+def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
+    """Time the bare forward and backward passes of a step, eagerly.
 
     Returns:
-        Their rate, the number of each kind, and FLOP per step.
+        Rate, number of passes of each kind, and FLOP per step.
     """
     agent, rollout = run.agent, run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
     samples = segments if segments.has_memory else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // run.config.ppo.num_minibatches))
-    passes = _passes(run)
+    passes = _list_passes(run)
     pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
 
-    def call(each: _Pass, piece: Any) -> None:
+    def run_pass(each: _Pass, piece: Any) -> None:
         inputs = (piece.obs, piece.first, piece.state)
         precision = run.executor.precision(each.phase)
         with torch.set_grad_enabled(each.backward):
@@ -250,26 +246,26 @@ def _networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     flops = 0.0
     for each, piece in zip(passes, pieces, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
-            call(each, piece)
+            run_pass(each, piece)
         flops += each.times * counter.get_total_flops() / piece.first.numel()
 
-    def seconds_of(each: _Pass, piece: Any) -> float:
+    def time_pass(each: _Pass, piece: Any) -> float:
         run.executor.wait()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _SECONDS or not calls:
-            call(each, piece)
+            run_pass(each, piece)
             calls += 1
         run.executor.wait()
         return each.times * (perf_counter() - start) / calls / piece.first.numel()
 
-    rounds = [sum(map(seconds_of, passes, pieces)) for _ in range(3)]
+    rounds = [sum(map(time_pass, passes, pieces)) for _ in range(3)]
     counts = {"forward and backward": 0.0, "forward": 0.0}
     for each in passes:
         counts["forward and backward" if each.backward else "forward"] += each.times
-    return _rate("networks alone", [1 / seconds for seconds in rounds]), counts, flops
+    return _make_rate("networks alone", [1 / seconds for seconds in rounds]), counts, flops
 
 
-def _rate(name: str, values: Sequence[float]) -> Rate:
+def _make_rate(name: str, values: Sequence[float]) -> Rate:
     return Rate(name, statistics.median(values), min(values), max(values))
 
 

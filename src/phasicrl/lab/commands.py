@@ -1,4 +1,4 @@
-"""Commands of the lab, see `phasicrl.cli`."""
+"""Commands of the lab for `phasicrl.cli`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phasicrl import cli
 
 
 def _video(words: list[str]) -> None:
-    """Film the agent of a run; no screen needed."""
+    """Film the agent of a run, without a screen."""
     from phasicrl.lab.film.video import film
 
     path, result = cli.call(film, "video", words)
@@ -26,7 +26,7 @@ def _export(words: list[str]) -> None:
     made = cli.call(export_policy, "export", words)
     for kind in ("input", "output"):
         cli.print_lines(
-            f"  {kind} {name}: {about}" for name, about in made.about[f"{kind}s"].items()
+            f"  {kind} {name}: {text}" for name, text in made.metadata[f"{kind}s"].items()
         )
     on = f"on {made.observations:,} observations it differs from the agent"
     cli.print_lines([f"{on} by at most {made.difference:.1g}", made.path])
@@ -94,9 +94,9 @@ def _print_comparison(comparison: Any) -> None:
     """Print the tables and the files of a comparison."""
     from rich.console import Console
 
-    from phasicrl.lab.analysis.compare import tables
+    from phasicrl.lab.analysis.compare import make_tables
 
-    for table in tables(comparison):
+    for table in make_tables(comparison):
         Console().print(table)
     cli.print_lines(comparison.files)
 
@@ -108,7 +108,7 @@ def _suite(words: list[str]) -> None:
 
     if not words:
         return cli.print_lines(
-            f"{name:<16}{suite.about}; small: {', '.join(suite.small)}"
+            f"{name:<16}{suite.description}; small: {', '.join(suite.small)}"
             for name, suite in SUITES.items()
         )
 
@@ -121,10 +121,10 @@ def _suite(words: list[str]) -> None:
 
 def _sweep(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
-    uses: dict[str, cli.Command] = {
+    commands: dict[str, cli.Command] = {
         "make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _sweep_status
     }  # fmt: skip
-    cli.run_command(words, uses, "phasicrl sweep")
+    cli.run_command(words, commands, "phasicrl sweep")
 
 
 def _make_sweep(words: list[str]) -> None:
@@ -156,9 +156,9 @@ def _sweep_status(words: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from phasicrl.lab.sweeps.sweep import sweep_status
+    from phasicrl.lab.sweeps.sweep import get_status
 
-    statuses = cli.call(sweep_status, "sweep status", words)
+    statuses = cli.call(get_status, "sweep status", words)
     table = Table(show_lines=True)
     for column in ("trial", "settings", "environment", "state", "steps", "return"):
         table.add_column(column, overflow="fold")
@@ -200,9 +200,9 @@ def _doctor(words: list[str]) -> None:
     """Check what works on this machine, and name the remedy for what does not."""
     from rich.console import Console
 
-    from phasicrl.lab.doctor import as_table, diagnose
+    from phasicrl.lab.doctor import check_machine, make_table
 
-    Console().print(as_table(cli.call(diagnose, "doctor", words)))
+    Console().print(make_table(cli.call(check_machine, "doctor", words)))
 
 
 COMMANDS: dict[str, cli.Command] = {

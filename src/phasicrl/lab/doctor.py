@@ -1,6 +1,6 @@
-"""What this machine can run, and the remedy for what it cannot: `phasicrl doctor`. Kind: effects.
+"""Checks of this machine, with remedies: `phasicrl doctor`. Kind: effects.
 
-Optional packages are tried in processes of their own: libraries in C++ may abort theirs.
+Optional packages are tried in separate processes, which libraries in C++ may abort.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROBES = {
 PROBE_SECONDS = 120.0
 GIB = 2**30
 ENOUGH_MEMORY, ENOUGH_DISK = 4 * GIB, 5 * GIB
-"""Below these a Procgen run with the paper's settings, whose phases store 6.4 GB, becomes tight."""
+"""Space for a Procgen run with the paper's settings, whose phases store 6.4 GB."""
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "bold red"}
 
 
@@ -57,7 +57,7 @@ class Check(NamedTuple):
         status: `ok`; `warning`: works, with a limitation; `missing`: not installed; `broken`:
             installed, but does not work.
         found: result in a few words.
-        remedy: what to do; empty if nothing.
+        remedy: action to take, or empty.
     """
 
     name: str
@@ -66,8 +66,8 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-def diagnose() -> list[Check]:
-    """Return what works on this machine, and remedies for what does not; takes some seconds."""
+def check_machine() -> list[Check]:
+    """Check what works on this machine, in some seconds."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     disk, other = shutil.disk_usage(".").free, "runs write here; choose another output_dir"
@@ -79,16 +79,16 @@ def diagnose() -> list[Check]:
     return [
         Check("Python", "ok", python),
         Check("PyTorch", "ok", f"{torch.__version__}, {build}"),
-        _gpu(),
-        _cpu(),
+        _check_gpu(),
+        _check_cpu(),
         *probes,
-        _space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
-        _space("disk", disk, ENOUGH_DISK, other),
+        _check_space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
+        _check_space("disk", disk, ENOUGH_DISK, other),
     ]
 
 
-def as_table(checks: Iterable[Check]) -> Table:
-    """Return the checks as a table for the terminal."""
+def make_table(checks: Iterable[Check]) -> Table:
+    """Make a table of the checks for the terminal."""
     table = Table(title="phasicrl doctor", title_justify="left")
     for column in ("what", "status", "found", "remedy"):
         table.add_column(column, overflow="fold")
@@ -100,7 +100,7 @@ def as_table(checks: Iterable[Check]) -> Table:
 
 
 def step_env(env_id: str) -> str:
-    """Step one environment; describe its observations.
+    """Step an environment, and describe its observations.
 
     Raises:
         RuntimeError: an image is black.
@@ -115,7 +115,7 @@ def step_env(env_id: str) -> str:
 
 
 def _probe(name: str) -> Check:
-    """Run the program of a probe in a process of its own."""
+    """Run the program of a probe in a separate process."""
     package, extra, code = PROBES[name]
     try:
         version = importlib.metadata.version(package)
@@ -139,7 +139,7 @@ def _probe(name: str) -> Check:
     return Check(name, "broken", found, remedy or f"pip install --force-reinstall {package}")
 
 
-def _gpu() -> Check:
+def _check_gpu() -> Check:
     if torch.cuda.is_available():
         devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         found = [f"{device.name}, {device.total_memory / GIB:.0f} GiB" for device in devices]
@@ -150,12 +150,12 @@ def _gpu() -> Check:
     return Check("GPU", "ok", "none; the CPU trains")
 
 
-def _cpu() -> Check:
+def _check_cpu() -> Check:
     used, affinity = num_cores(), len(os.sched_getaffinity(0))
     limits = f"affinity {affinity}" + ", limited by the container" * (used < affinity)
     return Check("CPU", "ok", f"{used} of {os.cpu_count()} cores used ({limits})")
 
 
-def _space(name: str, free: int, enough: int, remedy: str) -> Check:
+def _check_space(name: str, free: int, enough: int, remedy: str) -> Check:
     found = f"{free / GIB:.1f} GiB free"
     return Check(name, "ok", found) if free >= enough else Check(name, "warning", found, remedy)

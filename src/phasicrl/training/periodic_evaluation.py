@@ -82,8 +82,7 @@ class PeriodicEvaluation:
             record["evaluation/train_return"] = train_return
             record["evaluation/gap"] = train_return - mean_return
         if self._recorder is not None:
-            seed = derive_seed(self._config.seed, "validation")
-            self._recorder.write(agent, env_steps, seed)
+            self._recorder.write(agent, env_steps, derive_seed(self._config.seed, "validation"))
         return record
 
     def _play_on(self, levels: Levels, agent: Agent) -> Episodes:

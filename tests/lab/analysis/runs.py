@@ -69,9 +69,9 @@ def publish(monkeypatch: pytest.MonkeyPatch, *rows: str, columns: str = "") -> P
     header = f"experiment,run,game,step,episodic_return{columns}"
     usual = {"split": "train", "distribution": "easy", "num_levels": "0"}
     table = [usual | row for row in csv.DictReader(io.StringIO("\n".join([header, *rows])))]
-    packaged = references._published_rows
+    packaged = references._read_table
     monkeypatch.setattr(
-        references, "_published_rows", lambda name: table if name == "made" else packaged(name)
+        references, "_read_table", lambda name: table if name == "made" else packaged(name)
     )
     monkeypatch.setattr(references, "REFERENCES", (*references.REFERENCES, "made"))
     return Path("made")

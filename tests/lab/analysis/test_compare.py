@@ -1,4 +1,4 @@
-"""Runs beside each other and beside published ones, at equal steps."""
+"""Comparisons of runs with each other and with published runs at equal steps."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_units_of_procgen(tmp_path: Path) -> None:
         (make_runs(tmp_path / "m", line([1.0]), env=memory), "procgen-easy", "procgen:maze"),
         (make_runs(tmp_path / "c", [1.0], env="CartPole-v1"), "procgen-easy", "CartPole-v1"),
     ]:
-        with pytest.raises(ValueError, match=f"units is {units}, which has no bounds of {task}"):
+        with pytest.raises(ValueError, match=f"units is {units}; .* bounds of {task}"):
             compare_runs(others, units=units)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def test_a_target_is_in_the_units_of_the_scores_also_for_published_runs(
 
 
 @pytest.mark.parametrize("reference", ["cleanrl", "one.csv"])
-def test_one_published_number_does_not_tell_when_a_target_was_reached(
+def test_one_published_number_has_no_steps_to_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -183,7 +183,7 @@ PUBLISHED = [
 ]
 
 
-def test_published_runs_stand_beside_ours_also_under_the_same_name(
+def test_published_runs_and_ours_may_have_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = publish(monkeypatch, *PUBLISHED)
@@ -214,7 +214,7 @@ def test_difficulties_of_a_game_are_two_tasks(
     assert [one.label for one in found.overall] == ["demo", "theirs (published)"]
 
 
-def test_notes_tell_what_published_scores_are(tmp_path: Path) -> None:
+def test_notes_describe_published_scores(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "a", [0.0] * 999 + [450.0, 9.0], env="gymnasium:CartPole-v1")
     (note,) = compare_runs(runs, reference=Path("zoo")).notes
     assert "one number, the best checkpoint of one run, greedy" in note
@@ -233,9 +233,9 @@ def test_the_command_fails_where_a_bound_is_missed(
     assert compare(*words, "--at-least", 5, "--share-of-reference", 0.5) == 0
     capsys.readouterr()
     assert compare(*words, "--at-least", 5.1, "--share-of-reference", 0.51) == 1
-    told = capsys.readouterr().err
-    assert "demo on procgen:starpilot (easy) is 5; expected at least 5.1" in told
-    assert "0.51 of theirs (published) 10" in told
+    error = capsys.readouterr().err
+    assert "demo on procgen:starpilot (easy) is 5; expected at least 5.1" in error
+    assert "0.51 of theirs (published) 10" in error
     assert compare(*runs, "--share-of-reference", 1) == 2
 
 
@@ -291,14 +291,14 @@ def test_few_published_numbers_count_for_their_budgets(
     path = own_curve(tmp_path / "two.csv", *rows)
     runs = make_runs(tmp_path, line([2.0] * 3))  # to 2,000
     if score is None:
-        with pytest.raises(ValueError, match=r"two on procgen:starpilot \(easy\) begins at 2,041"):
+        with pytest.raises(ValueError, match=r"expected at least 2,041, where two on procgen"):
             compare_runs(runs, reference=path)
     else:
         assert compare_runs(runs, at_steps=at_steps, reference=path).results[1].scores == (score,)
 
 
 def test_an_early_evaluation_alone_is_not_the_score_at_the_end(tmp_path: Path) -> None:
-    """Of two evaluations, at 1,000 and 2,000, the second runs end at 1,500, between them."""
+    """Runs end at 1,500, between two evaluations at 1,000 and 2,000."""
     few = make_run(tmp_path / "few", [(1000, 10.0), (2000, 20.0)])
     many = make_run(tmp_path / "many", [(100 * i, 1.0) for i in range(1, 16)], name="many")
     first, second = compare_runs([few, many]).results

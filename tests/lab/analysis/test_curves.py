@@ -1,4 +1,4 @@
-"""Learning curves: what is averaged, over which runs, on which steps."""
+"""Learning curves: averages over runs and steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, PPOConfig
-from phasicrl.lab.analysis.curves import Curve, Task, run_curves
+from phasicrl.lab.analysis.curves import Curve, Task, read_curves
 from phasicrl.training.bootstrap import bootstrap_band
 from tests.lab.analysis.runs import RETURN, make_run, make_runs
 
@@ -31,36 +31,36 @@ def test_the_band_depends_on_the_number_of_runs(
     curve = Curve("ppg", Task("x"), np.arange(runs.shape[1], dtype=float), runs, published)
     expected = bootstrap_band(runs) if band is None else band
     np.testing.assert_array_equal(curve.band, expected)
-    assert curve.band_name == name
+    assert curve.band_description == name
 
 
 def test_runs_are_interpolated_on_one_grid_where_all_have_data(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", [(100, 0.0), (200, 10.0), (400, 30.0)], seed=1)
     second = make_run(tmp_path / "b", [(150, 4.0), (300, 7.0), (900, 100.0)], seed=2)
     with pytest.warns(UserWarning, match="demo on procgen:starpilot .* cut at 400 steps"):
-        (curve,) = run_curves([first, second], RETURN)
+        (curve,) = read_curves([first, second], RETURN)
     assert curve.steps.tolist() == [150, 200, 300, 400]
     assert curve.runs[0].tolist() == [5, 10, 20, 30]
     assert curve.runs[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
     third = make_run(tmp_path / "c", [(1000, 1.0)], seed=3)
-    with pytest.raises(ValueError, match=r"no steps in common: one ends at 400, .* at 1,000"):
-        run_curves([first, third], RETURN)
+    with pytest.raises(ValueError, match=r"no common steps: one ends at 400, .* at 1,000"):
+        read_curves([first, third], RETURN)
 
 
 def test_a_slightly_shorter_run_cuts_without_a_warning(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(end), [(50, 1.0), (end, 1.0)], seed=end) for end in (90, 100)]
-    (curve,) = run_curves(runs, RETURN)
+    (curve,) = read_curves(runs, RETURN)
     assert curve.steps[-1] == 90
 
 
 def test_rows_without_a_number_are_skipped(tmp_path: Path) -> None:
     points = [(100, None), (200, 1.0), (300, None), (400, 3.0), (500, math.nan)]
-    (curve,) = run_curves([make_run(tmp_path / "a", points)], RETURN)
+    (curve,) = read_curves([make_run(tmp_path / "a", points)], RETURN)
     assert curve.steps.tolist() == [200, 400] and curve.mean.tolist() == [1.0, 3.0]
 
 
 def test_long_runs_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
-    (curve,) = run_curves(make_runs(tmp_path, np.arange(5_000, dtype=float).tolist()), RETURN)
+    (curve,) = read_curves(make_runs(tmp_path, np.arange(5_000, dtype=float).tolist()), RETURN)
     assert len(curve.steps) == 1_000
     assert (curve.steps[0], curve.steps[-1], curve.mean[-1]) == (100, 500_000, 4_999)
 
@@ -72,7 +72,7 @@ def test_smoothing_is_the_mean_over_the_steps_before(
     tmp_path: Path, window: int, mean: list[float]
 ) -> None:
     runs = make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0])
-    (curve,) = run_curves(runs, RETURN, smooth_steps=window)
+    (curve,) = read_curves(runs, RETURN, smooth_steps=window)
     assert curve.mean.tolist() == mean
 
 
@@ -98,18 +98,18 @@ def test_experiments_are_named_by_what_differs_and_are_not_averaged(
         for i, each in enumerate(settings)
         for seed in (1, 2)
     ]
-    curves = run_curves(runs, RETURN)
+    curves = read_curves(runs, RETURN)
     assert [curve.label for curve in curves] == labels
     assert {len(curve.runs) for curve in curves} == {2 * len(settings) // len(labels)}
 
 
-def test_an_option_of_the_environment_in_some_runs_only_tells_them_apart(tmp_path: Path) -> None:
+def test_an_option_of_the_environment_in_some_runs_distinguishes_them(tmp_path: Path) -> None:
     options = ({}, {"max_episode_steps": 9})
     runs = [
         make_run(tmp_path / str(i), [(1, 1.0)], env=EnvConfig(id="Ant-v5", options=each))  # type: ignore[arg-type]
         for i, each in enumerate(options)
     ]
-    labels = [curve.label for curve in run_curves(runs, RETURN)]
+    labels = [curve.label for curve in read_curves(runs, RETURN)]
     assert labels == ["demo", "demo, env.options.max_episode_steps 9"]
 
 
@@ -119,7 +119,7 @@ def test_environments_and_difficulties_are_tasks(tmp_path: Path) -> None:
         EnvConfig(id="gymnasium:CartPole-v1"),
     ]  # fmt: skip
     runs = [make_run(tmp_path / str(i), [(1, 1.0)], env=env) for i, env in enumerate(envs)]
-    assert [(str(curve.task), curve.num_levels) for curve in run_curves(runs, RETURN)] == [
+    assert [(str(curve.task), curve.num_levels) for curve in read_curves(runs, RETURN)] == [
         ("procgen:heist (easy)", 0), ("procgen:heist (hard)", 0), ("gymnasium:CartPole-v1", None)
     ]  # fmt: skip
 
@@ -129,18 +129,18 @@ def test_two_runs_of_one_seed_are_named(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(budget), [(1, 1.0)], seed=7, total_env_steps=budget)
             for budget in (1000, 2000)]  # fmt: skip
     with pytest.warns(UserWarning, match="demo on procgen:starpilot .* several runs of seed 7"):
-        run_curves(runs, RETURN)
+        read_curves(runs, RETURN)
 
 
-def test_what_is_no_run_or_has_no_data_is_refused(tmp_path: Path) -> None:
+def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", [])
     run = make_run(tmp_path / "run", [(1, 2.0), (2, math.nan)])
     for runs, metric, message in [
-        ([], RETURN, "no runs; name at least one"),
+        ([], RETURN, "runs is empty; give at least one"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
         ([empty], RETURN, "empty has no data yet"),
         ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; .* has {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):
-            run_curves(runs, metric)
+            read_curves(runs, metric)

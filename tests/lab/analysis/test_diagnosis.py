@@ -88,14 +88,14 @@ def test_a_problem_is_found_alone_with_its_numbers_and_options_that_exist(
     metric, values, numbers = SICK[problem]
     config = watched(tmp_path)
     (finding,) = diagnose(HEALTHY | {metric: values}, config)
-    assert finding.title == problem and numbers in finding.seen
+    assert finding.title == problem and numbers in finding.evidence
     words = {word.strip(",;()") for word in finding.remedy.split()}
     options = {word for word in words if "." in word and not word[0].isdigit()}
     assert options and options <= config.values().keys()
     assert diagnose({metric: values[:7]}, config) == []
 
 
-def test_what_a_setting_excuses_is_not_found(tmp_path: Path) -> None:
+def test_settings_excuse_problems(tmp_path: Path) -> None:
     gradients = HEALTHY | {"gradients/policy_norm": spiked(1e4)}
     assert names(gradients, tmp_path, **{"ppo.max_grad_norm": 0.5}) == []
     differential = HEALTHY | {"losses/entropy": np.linspace(1, -3, 40)}  # of a normal distribution

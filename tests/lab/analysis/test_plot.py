@@ -108,7 +108,7 @@ def test_each_environment_has_a_panel_with_its_curves_and_the_target(panels: int
     [(0, "0"), (500, "500"), (1_000, "1k"), (2_500_000, "2.5M"), (12_345, "12.345k"), (1e9, "1G")],
 )
 def test_steps_on_the_axis(steps: float, text: str) -> None:
-    assert plot.steps_text(steps) == text
+    assert plot.format_steps(steps) == text
 
 
 def test_the_files_are_images_and_drawing_again_gives_equal_bytes(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_the_files_are_images_and_drawing_again_gives_equal_bytes(tmp_path: Path
 
 def test_ours_are_solid_published_ones_dashed_and_all_differ() -> None:
     keys = [("ppg", False), ("ppo", False), ("ppg", True), ("ppo", True), ("a", True)]
-    styles = plot.line_styles(keys)
+    styles = plot.assign_styles(keys)
     assert [styles[key]["linestyle"] == "-" for key in keys] == [True, True, False, False, False]
     assert len({styles[key]["color"] for key in keys}) == 5
-    many = plot.line_styles([(str(i), False) for i in range(28)])
+    many = plot.assign_styles([(str(i), False) for i in range(28)])
     assert len({str(style) for style in many.values()}) == 28
 
 

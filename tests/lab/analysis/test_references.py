@@ -1,4 +1,4 @@
-"""Published results that the package carries are what was published."""
+"""Published results of the package equal the published numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from phasicrl.lab.analysis import references
 from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Task
 from phasicrl.lab.analysis.plot import plot_runs
-from phasicrl.lab.analysis.references import KINDS, REFERENCES, reference_curves
-from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
+from phasicrl.lab.analysis.references import KINDS, REFERENCES, read_reference_curves
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalize
 from phasicrl.lab.experiments.trials import RETURN
 from tests.lab.analysis.runs import make_runs, own_curve, publish, read_csv
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    return references._published_rows(name)
+    return references._read_table(name)
 
 
 def test_the_curves_of_the_paper_give_its_headline() -> None:
@@ -32,7 +32,7 @@ def test_the_curves_of_the_paper_give_its_headline() -> None:
     scores: dict[str, list[float]] = defaultdict(list)
     for (experiment, _, game), (step, value) in last.items():
         assert step > 99e6
-        scores[experiment].append(normalized(value, PROCGEN_BOUNDS["hard"][game]))
+        scores[experiment].append(normalize(value, PROCGEN_BOUNDS["hard"][game]))
     assert np.mean(scores["ppg"]) == pytest.approx(0.76, abs=0.015)
     assert np.mean(scores["ppo"]) == pytest.approx(0.58, abs=0.015)
     assert len(scores["ppg"]) == len(scores["ppo"]) == 48 and len(scores["e-pi-6"]) == 16
@@ -40,7 +40,7 @@ def test_the_curves_of_the_paper_give_its_headline() -> None:
 
 def test_the_paper_s_reference_is_its_two_algorithms_unless_others_are_named() -> None:
     def drawn(*wanted: str) -> set[str]:
-        curves = reference_curves(
+        curves = read_reference_curves(
             Path("ppg-paper"),
             RETURN,
             ends={Task("procgen:starpilot", "hard"): 1e8},
@@ -77,7 +77,7 @@ def test_the_last_returns_of_baselines_are_those_of_its_curves_and_of_its_normal
     for (levels, split, millions), mean in means.items():
         found = last.pop((levels, split, millions * 1_000_000))
         bounds = PROCGEN_BOUNDS[levels.split("-")[0]]  # type: ignore[index]
-        scores = [normalized(value, bounds[game]) for game, value in found.items()]
+        scores = [normalize(value, bounds[game]) for game, value in found.items()]
         assert len(scores) == 16 and np.mean(scores) == pytest.approx(mean, abs=0.002), levels
     assert not last
     curves: dict[str, list[float]] = defaultdict(list)
@@ -90,7 +90,7 @@ def test_the_last_returns_of_baselines_are_those_of_its_curves_and_of_its_normal
         assert finals[game] == pytest.approx(np.mean(values), rel=0.1, abs=0.3), game
 
 
-def test_what_is_no_curve_of_a_training_says_what_it_is() -> None:
+def test_references_that_are_not_curves_have_descriptions() -> None:
     curves = [key for key in REFERENCES if len({row["step"] for row in rows(key)}) > 20]
     assert {*REFERENCES} - KINDS.keys() == {*curves}
 
@@ -100,7 +100,7 @@ def test_what_is_no_curve_of_a_training_says_what_it_is() -> None:
 )
 def test_curves_of_the_same_difficulty_are_taken(distribution: str, expected: set[str]) -> None:
     ends = {Task("procgen:starpilot", distribution): 2e8}
-    curves = reference_curves(Path("baselines-final"), RETURN, ends=ends)
+    curves = read_reference_curves(Path("baselines-final"), RETURN, ends=ends)
     assert {curve.label for curve in curves} == expected
 
 
@@ -116,7 +116,7 @@ POINTS = [
 
 def test_published_runs_are_read_up_to_our_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     path = publish(monkeypatch, *POINTS)
-    curves = reference_curves(path, RETURN, ends={EASY: 200.0})
+    curves = read_reference_curves(path, RETURN, ends={EASY: 200.0})
     assert [(curve.label, len(curve.runs)) for curve in curves] == [("ppg", 3), ("ppo", 3)]
     for curve in curves:
         assert curve.steps.tolist() == [100, 200] and curve.mean.tolist() == [2.0, 3.0]
@@ -129,18 +129,20 @@ def test_each_difficulty_has_its_own_published_curves(monkeypatch: pytest.Monkey
     rows = ("ppo,0,heist,100,5,easy,0", "ppo,0,heist,100,2,hard,500")
     path = publish(monkeypatch, *rows, columns=columns)
     tasks = [Task("procgen:heist", level) for level in ("easy", "hard", "memory")]
-    curves = reference_curves(path, RETURN, ends=dict.fromkeys(tasks, 100.0))
+    curves = read_reference_curves(path, RETURN, ends=dict.fromkeys(tasks, 100.0))
     assert [(curve.task, curve.mean[0], curve.num_levels) for curve in curves] == [
         (tasks[0], 5, 0), (tasks[1], 2, 500)
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"no curves of procgen:heist \(memory\); it has: heist"):
-        reference_curves(path, RETURN, ends={tasks[2]: 100.0})
+    with pytest.raises(ValueError, match=r"no curves of procgen:heist \(memory\); it has heist"):
+        read_reference_curves(path, RETURN, ends={tasks[2]: 100.0})
 
 
-def test_evaluations_on_unseen_levels_stand_beside_such(recwarn: pytest.WarningsRecorder) -> None:
+def test_evaluations_on_unseen_levels_have_such_references(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     def score(metric: str, game: str = "bigfish", reference: str = "baselines-easy-200") -> float:
         ends = {Task(f"procgen:{game}", "easy"): 5e7}
-        (curve,) = reference_curves(Path(reference), metric, ends=ends)
+        (curve,) = read_reference_curves(Path(reference), metric, ends=ends)
         return float(curve.mean[-1])
 
     train, unseen = score("evaluation/train_return"), score("evaluation/return")
@@ -156,16 +158,16 @@ def test_a_reference_that_does_not_fit_is_refused(
 ) -> None:
     made, file, ends = publish(monkeypatch, *POINTS), tmp_path / "theirs.csv", {EASY: 50.0}
     with pytest.raises(ValueError, match="metric is 'losses/entropy'; made has returns: charts/ep"):
-        reference_curves(made, "losses/entropy", ends=ends)
+        read_reference_curves(made, "losses/entropy", ends=ends)
     with pytest.raises(ValueError, match="begins at 100 steps and the runs of procgen:starpilot"):
-        reference_curves(made, RETURN, ends=ends)
+        read_reference_curves(made, RETURN, ends=ends)
     for header in ("low,mean,high", "step,mean,high", "step,low,high", "step,low,mean"):
         (missing,) = {"step", "low", "mean", "high"} - {*header.split(",")}
         with pytest.raises(ValueError, match=rf"theirs.csv has no column {missing}; "):
-            reference_curves(own_curve(file, header=header), RETURN, ends=ends)
+            read_reference_curves(own_curve(file, header=header), RETURN, ends=ends)
     with pytest.raises(ValueError, match="has no rows"):
-        reference_curves(own_curve(file), RETURN, ends=ends)
-    with pytest.raises(ValueError, match="is one curve; give runs of one environment"):
-        reference_curves(file, RETURN, ends=ends | {Task("procgen:heist", "easy"): 1.0})
+        read_reference_curves(own_curve(file), RETURN, ends=ends)
+    with pytest.raises(ValueError, match="is one curve; expected runs of one environment"):
+        read_reference_curves(file, RETURN, ends=ends | {Task("procgen:heist", "easy"): 1.0})
     with pytest.raises(FileNotFoundError, match=r"reference is zoos; expected .* zoo"):
-        reference_curves(Path("zoos"), RETURN, ends=ends)
+        read_reference_curves(Path("zoos"), RETURN, ends=ends)

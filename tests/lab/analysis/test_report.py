@@ -1,4 +1,4 @@
-"""The page: whole, safe, alone, and as wide as the screen it is on."""
+"""Report: whole, safe, a single file."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_run_that_is_given_twice_is_there_once(run: Path) -> None:
 def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
     for runs, output, message in [
         ([], None, "at least one run"),
-        ([run], tmp_path / "x.pdf", "x.pdf; expected a name that ends with .html"),
+        ([run], tmp_path / "x.pdf", "x.pdf; expected a name with the ending .html"),
         ([tmp_path], tmp_path / "x.html", "run directory"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -161,7 +161,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("colors", "back"), [(report._ON_LIGHT, "#ffffff"), (report._ON_DARK, "#14171c")]
+    ("colors", "back"), [(report._LIGHT_COLORS, "#ffffff"), (report._DARK_COLORS, "#14171c")]
 )
 def test_each_color_is_seen_on_the_page(colors: tuple[str, ...], back: str) -> None:
     assert len({*colors}) == len(report._COLORS)
@@ -184,7 +184,7 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(
 
 
 def test_films_are_few_and_no_link_leads_elsewhere(run: Path, tmp_path: Path) -> None:
-    """A received run could have a secret put into the page."""
+    """Links in a received run could put a secret into the page."""
     received = tmp_path / "received"
     shutil.copytree(run, received)
     (received / "videos").mkdir()

@@ -1,4 +1,4 @@
-"""Scores of many runs in one number: by hand, and by definitions that are written out slowly."""
+"""Measures of many runs: by hand, and by slow definitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNS = np.random.default_rng(3).normal(0.6, 0.4, (5, 3))
 
 
 def test_the_interquartile_mean_by_hand() -> None:
-    """Of 1 … 8 the middle half is 3 … 6."""
+    """The middle half of 1 … 8 is 3 … 6."""
     assert interquartile_mean(np.arange(1.0, 9.0).reshape(4, 2)) == 4.5
     # Of ten, two are cut from each side: a quarter, rounded down, as scipy's trim_mean does.
     assert interquartile_mean(np.array([[-99.0, 0, 1, 2, 3], [4, 5, 6, 7, 1e9]])) == 3.5
@@ -64,8 +64,8 @@ def test_an_interval_is_that_of_runs_drawn_within_each_task(name: str) -> None:
     assert [found.low, found.high] == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=near)
 
 
-def test_rliable_says_the_same() -> None:
-    """What rliable 1.2.0 printed of these scores, with 10,000 resamples (4,000 of pairs)."""
+def test_measures_equal_those_of_rliable() -> None:
+    """Numbers printed by rliable 1.2.0 with 10,000 resamples (4,000 of pairs)."""
     draw = np.random.default_rng(3)
     mine, others = draw.normal(0.6, 0.4, (5, 3)), draw.normal(0.5, 0.4, (4, 3))
     theirs = {
@@ -87,7 +87,7 @@ def test_rliable_says_the_same() -> None:
     assert high_edge[:4] == pytest.approx([1, 1, 10 / 15, 0.4])
 
 
-def test_the_same_scores_give_the_same_interval_in_blocks_of_any_size(
+def test_equal_scores_give_equal_intervals_in_blocks_of_any_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
@@ -111,7 +111,7 @@ def test_steps_until_a_score_is_reached() -> None:
 
 
 def test_the_median_of_steps_counts_runs_that_never_arrive_as_the_latest() -> None:
-    """Of five draws from five the median is the least with chance 5.8 %, below the last 94.2 %."""
+    """The median of five draws from five is the least with chance 5.8 %, below the last 94.2 %."""
     never = float("inf")
     found = median_steps([300, never, 200, 500, 400])
     assert (found.value, found.low, found.high) == (400, 200, never)

@@ -1,4 +1,4 @@
-"""Suites: what they compare is what the papers did, and no run is made twice."""
+"""Suites: arms of the papers, and no run twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.experiments import trials
-from phasicrl.lab.experiments.run_suite import run_suite, suite_curves
+from phasicrl.lab.experiments.run_suite import make_curves, run_suite
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import Trial
 from phasicrl.optimize import DivergedError
@@ -22,7 +22,7 @@ from tests.helpers import run_here
 
 
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
-    """What each arm changes of the paper's PPG, by the arm's name."""
+    """Return the changes of each arm to the paper's PPG, by name."""
     suite = SUITES[name]
     base = suite.base(task, scale)
     return {
@@ -140,13 +140,13 @@ def test_a_task_may_be_the_id_of_an_environment() -> None:
 
 
 def run(tmp_path: Path, name: str = "fig6", **options: Any) -> tuple[Any, list[tuple[str, ...]]]:
-    told: list[tuple[str, ...]] = []
+    trained: list[tuple[str, ...]] = []
     tasks = options.pop("tasks", ("gymnasium:CartPole-v1",))
     found = run_suite(
         name, tasks=tasks, total_env_steps=2048, output_dir=tmp_path,
-        on_trial=lambda trial: told.append(trial.key), **options,
+        on_trial=lambda trial: trained.append(trial.key), **options,
     )  # fmt: skip
-    return found, told
+    return found, trained
 
 
 @pytest.fixture
@@ -161,13 +161,13 @@ def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("quick_evaluation")
-def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_path: Path) -> None:
-    found, told = run(tmp_path, seeds=(101, 102))
+def test_a_suite_writes_rows_and_a_figure_and_repeats_no_run(tmp_path: Path) -> None:
+    found, trained = run(tmp_path, seeds=(101, 102))
     task = "gymnasium:CartPole-v1"
     wanted = [
         (task, arm, "2048", seed) for seed in ("101", "102") for arm in ("clipping", "KL penalty")
     ]
-    assert told == wanted and all(file.is_file() for file in found.files)
+    assert trained == wanted and all(file.is_file() for file in found.files)
     with (tmp_path / "fig6-small.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert sorted((row["arm"], row["seed"]) for row in rows) == sorted(
@@ -197,13 +197,13 @@ def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_pa
 def test_a_task_that_cannot_be_trained_is_refused_before_anything_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gymnasium:Nope-v0, clipping: .*Nope-v0"):
         run_suite("fig6", tasks=("cartpole", "gymnasium:Nope-v0"), output_dir=tmp_path)
-    with pytest.raises(ValueError, match="cartpole, clipping, 300000, 101 was given twice"):
+    with pytest.raises(ValueError, match="cartpole, clipping, 300000, 101 twice"):
         run_suite("fig6", tasks=("cartpole",), seeds=(101, 101), output_dir=tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.usefixtures("quick_evaluation")
-def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = trials.train
 
     def cut(config: Any, **_: Any) -> Any:
@@ -245,11 +245,11 @@ def test_a_curve_begins_where_all_seeds_have_a_return() -> None:
     points = np.arange(40.0)
     texts = [" ".join(["nan"] * skip + [f"{x:g}" for x in points[skip:]]) for skip in (2, 5)]
     rows = [{**blank, "seed": str(101 + i), "curve": text} for i, text in enumerate(texts)]
-    (curve,) = suite_curves(rows)
+    (curve,) = make_curves(rows)
     assert curve.steps[0] == 60.0 and curve.runs.shape == (2, 35) and curve.mean[-1] == 39.0
 
 
-def test_an_arm_without_a_return_of_every_seed_is_left_out_and_said() -> None:
+def test_an_arm_without_a_return_of_every_seed_is_left_out_with_a_warning() -> None:
     def row(arm: str, seed: int, point: str) -> dict[str, str]:
         curve = " ".join([point] * 40)
         return {"task": "t", "arm": arm, "budget": "400", "seed": str(seed), "curve": curve}
@@ -258,10 +258,10 @@ def test_an_arm_without_a_return_of_every_seed_is_left_out_and_said() -> None:
     half = [row("half", 101, "1"), row("half", 102, "nan")]
     message = "half on t is left out: no episode had ended by 400 steps with seed 102$"
     with pytest.warns(RuntimeWarning, match=message):
-        (curve,) = suite_curves(learns + half)
+        (curve,) = make_curves(learns + half)
     assert curve.label == "learns" and curve.runs.shape == (2, 40)
-    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="nothing to compare: no"):
-        suite_curves(half)
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="no arm has a return"):
+        make_curves(half)
 
 
 def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

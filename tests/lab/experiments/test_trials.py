@@ -23,9 +23,9 @@ from phasicrl.lab.experiments.trials import (
     ResultTable,
     Trial,
     fill_table,
-    over_seeds,
-    ready,
+    prepare_config,
     run_trials,
+    vary_seed,
 )
 from phasicrl.presets import get_preset
 from tests.faults.harness import wait_for
@@ -62,7 +62,7 @@ def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
-    ppo, ppg = over_seeds(("ppo",), CONFIG, (102, 101)), over_seeds(("ppg",), CONFIG, (101,))
+    ppo, ppg = vary_seed(("ppo",), CONFIG, (102, 101)), vary_seed(("ppg",), CONFIG, (101,))
     made = [trial.key for trial in fill_table(table(path), [ppo[0], *ppg], rows_of)]
     assert made == [("ppo", "102"), ("ppg", "101")]
     before = path.read_bytes()
@@ -88,15 +88,15 @@ def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -
 
     *trials, new = (Trial(("heist", setting), CONFIG) for setting in ("fp32", "bf16", "fp64"))
     assert len(list(fill_table(results, trials, measure))) == 2
-    assert [row["steps"] for row in results.rows()] == ["5", "10"] * 2
-    assert results.missing([*trials, new]) == [new]
+    assert [row["steps"] for row in results.read()] == ["5", "10"] * 2
+    assert results.find_missing([*trials, new]) == [new]
 
 
 @pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
 def test_a_full_disk_leaves_the_rows_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    first, second = over_seeds(("ppo",), CONFIG, (101, 102))
+    first, second = vary_seed(("ppo",), CONFIG, (101, 102))
     table(tmp_path / name).add(rows_of(first))
 
     def write(path: Path, data: bytes) -> None:
@@ -115,10 +115,10 @@ def test_a_full_disk_leaves_the_rows_that_there_are(
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "some.csv"
     with pytest.raises(ValueError, match="below 101, on which settings are chosen"):
-        table(path).missing(over_seeds(("ppo",), CONFIG, (100, 101)))
+        table(path).find_missing(vary_seed(("ppo",), CONFIG, (100, 101)))
     table(path).add(rows_of(Trial(("ppo",), CONFIG.with_updates({"seed": 101}))))
     with pytest.raises(ValueError, match="separate them"):
-        next(fill_table(table(path), over_seeds(("ppg",), CONFIG, (1,)), rows_of))
+        next(fill_table(table(path), vary_seed(("ppg",), CONFIG, (1,)), rows_of))
     assert read(path) == [("ppo", "101", "1010")]
 
 
@@ -129,14 +129,14 @@ def test_a_failed_run_is_reported_after_the_others_have_their_rows(tmp_path: Pat
             raise OSError("the disk is full")
         return rows_of(trial)
 
-    trials = over_seeds(("ppo",), CONFIG, (101, 102, 103))
+    trials = vary_seed(("ppo",), CONFIG, (101, 102, 103))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n  ppo, 102: the disk is full"):
         list(fill_table(table(tmp_path / "x.csv"), trials, measure))
     assert [row[1] for row in read(tmp_path / "x.csv")] == ["101", "103"]
 
 
 def meet_fault(name: str) -> str:
-    """Return, fail, or end the process in one of several ways."""
+    """Return, raise, or end the process in one of several ways."""
     if name == "error":
         raise RuntimeError("out of memory")
     if name == "killed":
@@ -160,8 +160,8 @@ def test_trials_run_in_processes_of_their_own_and_none_stops_another() -> None:
     assert not multiprocessing.active_children()
 
 
-def save_when_told(folder: Path, seed: int) -> None:
-    """Leave word of this process, and save a run when told to end."""
+def save_on_request(folder: Path, seed: int) -> None:
+    """Write the id of this process, and save a run at SIGTERM."""
 
     def save(*_: object) -> None:
         (folder / f"{seed} saved").touch()
@@ -181,7 +181,7 @@ def test_processes_save_their_runs_when_the_one_that_started_them_ends(
     program = f"""if True:
         from functools import partial
         from {__name__} import *
-        list(run_trials([1, 2, 3], partial(save_when_told, Path({str(tmp_path)!r})), jobs=2))
+        list(run_trials([1, 2, 3], partial(save_on_request, Path({str(tmp_path)!r})), jobs=2))
     """
     parent = subprocess.Popen(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[3], stderr=subprocess.DEVNULL
@@ -196,14 +196,14 @@ def test_processes_save_their_runs_when_the_one_that_started_them_ends(
 
 
 def text(path: Path) -> str | None:
-    """What a file has, once it is there."""
+    """Return the text of a file, or None without a file."""
     return path.read_text() if path.exists() else None
 
 
-def test_a_version_with_another_knob_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_with_another_option_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = get_preset("cartpole-ppg")
-    names = [ready(config, "x", Path()).name]
-    names.append(ready(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
+    names = [prepare_config(config, "x", Path()).name]
+    names.append(prepare_config(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
     plain = Config.identity
-    monkeypatch.setattr(Config, "identity", lambda self: {"a.knob": None} | plain(self))
-    assert ready(config, "x", Path()).name == names[0] != names[1]
+    monkeypatch.setattr(Config, "identity", lambda self: {"an.option": None} | plain(self))
+    assert prepare_config(config, "x", Path()).name == names[0] != names[1]

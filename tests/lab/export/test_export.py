@@ -1,4 +1,4 @@
-"""Exported policies say what the agent says, and act as it does."""
+"""Exported policies: equal outputs and equal episodes."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ CASES: dict[str, tuple[Callable[[Path], Config], MakeEnv | None]] = {
         for case in CASES
     ],
 )
-def test_a_file_says_what_the_agent_says_and_plays_the_same_episodes(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: Path) -> None:
     config, make_env = CASES[case]
     run = train(config(tmp_path), make_env=make_env).directory
     made = export_policy(run, make_env=make_env, observations=1_000)
@@ -95,7 +93,7 @@ def test_a_file_says_what_the_agent_says_and_plays_the_same_episodes(
     assert played.returns == pytest.approx(wanted.returns, rel=1e-5)
 
 
-def test_a_program_of_torch_export_says_the_same_for_any_number_of_environments(
+def test_a_program_of_torch_export_takes_any_number_of_environments(
     tmp_path: Path,
 ) -> None:
     make_env = partial(Levers, masked=True)
@@ -104,7 +102,7 @@ def test_a_program_of_torch_export_says_the_same_for_any_number_of_environments(
     assert made.path == run / "policy.pt2" and made.difference <= 1e-5
     export_policy(run, make_env=make_env, observations=80)
     policies = [open_policy(run / name) for name in ("policy.pt2", "policy.onnx")]
-    assert policies[0].about == policies[1].about == made.about
+    assert policies[0].metadata == policies[1].metadata == made.about
     assert list(made.about["inputs"].values()) == [
         "observed, [B, 3] float32",
         "where an episode begins, [B] bool",
@@ -130,7 +128,7 @@ def test_a_program_of_torch_export_says_the_same_for_any_number_of_environments(
 
 
 class TwoWidths(gym.Env[np.ndarray, Any]):
-    """Its discrete components are not in the order of their widths, and one is a number."""
+    """Environment with discrete components not in the order of their widths, and a number."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Tuple(
@@ -144,7 +142,7 @@ class TwoWidths(gym.Env[np.ndarray, Any]):
         return self.observation_space.sample(), 0.0, True, False, {}
 
 
-def test_what_comes_out_is_in_the_order_of_the_space(tmp_path: Path) -> None:
+def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     run = train(tiny(tmp_path, model=MLP), make_env=TwoWidths).directory
     policy = open_policy(export_policy(run, make_env=TwoWidths, observations=8).path)
     obs = torch.tensor([[0.3, -0.4], [-0.9, 0.1]])
@@ -176,7 +174,7 @@ def test_what_comes_out_is_in_the_order_of_the_space(tmp_path: Path) -> None:
     assert said["std"] == pytest.approx(distribution.stds[:, 0].numpy(), rel=1e-5)
 
 
-def test_a_file_that_says_something_else_is_not_given_out(
+def test_a_file_with_other_outputs_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(masked_with_memory(tmp_path), make_env=partial(Levers, masked=True)).directory
@@ -207,7 +205,7 @@ def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_
         assert policy({"obs": obs})["action"].shape == (num_envs,)
 
 
-def test_inputs_say_their_shape_and_dtype_and_the_pages_program_gives_them(
+def test_inputs_have_shape_and_dtype_and_the_program_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Observations of float64 are learned from as float32, and so they go in."""
@@ -223,7 +221,7 @@ def test_inputs_say_their_shape_and_dtype_and_the_pages_program_gives_them(
     assert float(capsys.readouterr().out) >= 8  # a pole falls no faster
 
 
-def test_the_file_that_was_exported_last_is_played(tmp_path: Path) -> None:
+def test_the_newest_file_is_played(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
     export_policy(run, format="torch", make_env=corridor, observations=8)
     (run / "policy.onnx").write_bytes(b"a damaged one")
@@ -236,7 +234,7 @@ def test_the_file_that_was_exported_last_is_played(tmp_path: Path) -> None:
 
 
 class Undecided(torch.nn.Module):
-    """Asks a tensor for its value."""
+    """Network that depends on the value of a tensor."""
 
     num_features = 2
 
@@ -248,12 +246,12 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run = train(tiny(tmp_path), make_env=corridor).directory
     with pytest.raises(ValueError, match="has no exported policy"):
         play_exported(run, make_env=corridor)
-    with pytest.raises(ValueError, match=r"files of onnx end with \.onnx"):
+    with pytest.raises(ValueError, match=r"output is .*; expected the ending \.onnx"):
         export_policy(run, output=tmp_path / "policy.bin", make_env=corridor)
     with pytest.raises(ValueError, match="observations is 0"):
         export_policy(run, observations=0, make_env=corridor)
     export_policy(run, make_env=corridor, observations=8)
-    with pytest.raises(ValueError, match=r"exported for the observation_space .* give the run"):
+    with pytest.raises(ValueError, match=r"exported for the observation_space .* Give the run"):
         play_exported(run, make_env=Levers)
     for name, kind in (("policy.onnx", "ONNX"), ("policy.pt2", "a program of torch.export")):
         (tmp_path / name).write_bytes(b"no")

@@ -1,4 +1,4 @@
-"""Packages of trained agents: whole, checked, of use as run directories; and the hub's client."""
+"""Packages of trained agents as run directories, their checks, and the hub's client."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None
     ]
     for run in runs[3:]:
         (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
-    assert package_module._best_of_each(runs) == [runs[0], runs[1], runs[4]]
+    assert package_module._select_best(runs) == [runs[0], runs[1], runs[4]]
 
 
-def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
+def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
     """As of code that was installed from a wheel: its card has `"commit": null`."""
     files = RunDirectory(run)
     found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
@@ -132,16 +132,16 @@ def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: (path / "config.json").write_text("{}"), "its SHA-256 differs"),
-        (lambda path: (path / "run.py").write_text("1"), "other files than it lists: run.py"),
-        (lambda path: (path / "card.json").unlink(), "other files than it lists: card.json"),
+        (lambda path: (path / "config.json").write_text("{}"), "was changed; expected"),
+        (lambda path: (path / "run.py").write_text("1"), "has or lacks run.py"),
+        (lambda path: (path / "card.json").unlink(), "has or lacks card.json"),
         (lambda path: (path / HASHES_FILE).unlink(), "expected a package"),
-        (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "does not list the files"),
-        (lambda path: with_listed(path, "../evil.json"), "does not list the files"),
-        (lambda path: link(path), "its SHA-256 differs"),
+        (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "is damaged; expected hashes"),
+        (lambda path: with_listed(path, "../evil.json"), "is damaged; expected hashes"),
+        (lambda path: link(path), "was changed; expected"),
     ],
 )
-def test_a_package_that_was_changed_is_refused(package: Path, damage: Any, said: str) -> None:
+def test_a_changed_package_is_refused(package: Path, damage: Any, said: str) -> None:
     check_package(package)
     damage(package)
     with pytest.raises(ValueError, match=said):
@@ -161,14 +161,14 @@ def link(path: Path) -> None:
 
 
 def test_mistakes_are_refused(run: Path, package: Path) -> None:
-    with pytest.raises(ValueError, match="already exists"):
+    with pytest.raises(ValueError, match="already; remove it"):
         release([run], output=package.parent, make_env=corridor)
     with pytest.raises(ValueError, match="at least one run"):
         release([])
 
 
 class Hub:
-    """The client, with a folder in place of the hub."""
+    """Stand-in of the client, with a folder in place of the hub."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.made = folder, []
@@ -197,7 +197,7 @@ class Hub:
         return local_dir
 
 
-def test_what_is_pushed_is_pulled_and_checked(
+def test_a_pushed_package_is_pulled_and_checked(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = Hub(tmp_path / "hub")
@@ -214,10 +214,10 @@ def test_what_is_pushed_is_pulled_and_checked(
     assert evaluate(got, episodes=2, make_env=corridor) == evaluate(
         package, episodes=2, make_env=corridor
     )
-    with pytest.raises(ValueError, match="already exists"):
+    with pytest.raises(ValueError, match="which exists; remove it"):
         pull("me/agent", output=got)
     (tmp_path / "hub/me/agent/config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"me/agent: .*SHA-256 differs"):
+    with pytest.raises(ValueError, match=r"me/agent: .*expected the SHA-256"):
         pull("me/agent", output=tmp_path / "other")
     assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".pull-*"))
 
@@ -232,12 +232,12 @@ def test_a_package_that_is_cut_off_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         release([run], output=tmp_path / "release", make_env=corridor)
     assert not list((tmp_path / "release").iterdir())
-    with pytest.raises(ValueError, match="already exists"):
+    with pytest.raises(ValueError, match="already; remove it"):
         release([run, run], output=tmp_path / "release", make_env=corridor)
 
 
 def test_the_calls_are_those_of_the_client_that_is_installed() -> None:
-    """The stand-in above takes what the real one takes."""
+    """The stand-in above has the signatures of the real client."""
     import inspect
 
     for name, real in (

@@ -1,4 +1,4 @@
-"""The strip under an image: heights of bars and places of lines, by hand."""
+"""Strips under images: heights of bars and places of lines, by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from phasicrl.models.heads import PolicyHead
 
 pytest.importorskip("PIL", reason="needs the extra `lab`")
 from phasicrl.lab.film import overlay
-from phasicrl.lab.film.overlay import _FAINT, _INK, _TAKEN, Overlay
+from phasicrl.lab.film.overlay import _ACCENT, _FAINT, _INK, Overlay
 
 WIDTH, UNIT = 320, 10
 TOP, BOTTOM = 2 * UNIT, 5.5 * UNIT
@@ -36,11 +36,11 @@ def drawn(
     value: float = 0.0,
     so_far: float = 0.0,
 ) -> np.ndarray:
-    """The strip of the second of two environments; the first has other numbers."""
+    """Draw the strip of the second of two environments; the first has other numbers."""
     policy = head.distribution(torch.stack([dist_params.flip(0), dist_params]).unsqueeze(1))
     actions = torch.stack([torch.zeros_like(action), action]).unsqueeze(1)
     said = AgentOutput(policy, torch.tensor([[9.0], [value]]), None, torch.zeros(2, 0))
-    strip = Overlay(SimpleNamespace(policy_head=head)).strip(  # type: ignore[arg-type]
+    strip = Overlay(SimpleNamespace(policy_head=head)).draw(  # type: ignore[arg-type]
         said, actions, torch.tensor([9.0, so_far]), 1, WIDTH
     )
     assert strip.shape == (6 * UNIT, WIDTH, 3)
@@ -48,7 +48,7 @@ def drawn(
 
 
 def column(image: np.ndarray, number: int, count: int) -> np.ndarray:
-    """The pixels in the middle of a bar, from the strip's top."""
+    """Return the pixels in the middle of a bar, from the strip's top."""
     step = (WIDTH - UNIT) / count
     return image[:, round(UNIT / 2 + (number + 0.4) * step)].astype(int)
 
@@ -60,27 +60,27 @@ def rows(pixels: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
 def test_bars_are_as_high_as_probabilities_and_what_was_taken_is_orange() -> None:
     probabilities = torch.tensor([0.6, 0.3, 0.1])
     image = drawn(head_of(Discrete(3)), probabilities.log(), torch.tensor(1))
-    for number, (probability, color) in enumerate([(0.6, _INK), (0.3, _TAKEN), (0.1, _INK)]):
+    for number, (probability, color) in enumerate([(0.6, _INK), (0.3, _ACCENT), (0.1, _INK)]):
         found = rows(column(image, number, 3), color)
         assert found.max() == pytest.approx(BOTTOM, abs=1)
         assert len(found) == pytest.approx(probability * (BOTTOM - TOP), abs=2.5)
 
 
-def test_what_a_mask_forbids_has_no_bar() -> None:
+def test_masked_options_have_no_bar() -> None:
     head = head_of(Discrete(3))
     policy = head(torch.zeros(4), torch.tensor([False, True, True]))
     image = drawn(head, policy.dist_params, torch.tensor(2))
     assert not len(rows(column(image, 0, 3), _INK)) and len(rows(column(image, 0, 3), _FAINT))
-    assert len(rows(column(image, 2, 3), _TAKEN)) > 3
+    assert len(rows(column(image, 2, 3), _ACCENT)) > 3
 
 
 def test_bars_are_in_a_masks_order_whatever_the_heads() -> None:
-    """Of components with three and two options the head has the second's logits first."""
+    """The head has the logits of the component with two options before that with three."""
     head = head_of(MultiDiscrete([3, 2]))
     of_two, of_three = torch.tensor([0.2, 0.8]), torch.tensor([0.1, 0.3, 0.6])
     dist_params = torch.cat([of_two, of_three]).log()
     image = drawn(head, dist_params, torch.tensor([2, 0]))
-    taken = [len(rows(column(image, number, 5), _TAKEN)) for number in range(5)]
+    taken = [len(rows(column(image, number, 5), _ACCENT)) for number in range(5)]
     free = [len(rows(column(image, number, 5), _INK)) for number in range(5)]
     expected = np.array([0.1, 0.3, 0.6, 0.2, 0.8]) * (BOTTOM - TOP)
     assert np.array(taken) == pytest.approx(expected * [0, 0, 1, 1, 0], abs=2.5)
@@ -88,15 +88,15 @@ def test_bars_are_in_a_masks_order_whatever_the_heads() -> None:
 
 
 def gauge(image: np.ndarray, count: int = 1) -> tuple[float, float]:
-    """Where mean and action are in a range, as shares of it from the bottom."""
+    """Return the places of mean and action in a range, as shares from the bottom."""
     pixels = column(image, count - 1, count)
-    places = (float(rows(pixels, color).mean()) for color in (_INK, _TAKEN))
+    places = (float(rows(pixels, color).mean()) for color in (_INK, _ACCENT))
     mean, taken = ((BOTTOM - place) / (BOTTOM - TOP) for place in places)
     return mean, taken
 
 
 def test_a_continuous_component_is_a_range_with_mean_and_action() -> None:
-    """Of [-2, 6] the mean 0 is at a quarter, the action 4 at three."""
+    """In [-2, 6] the mean 0 is at a quarter, the action 4 at three."""
     head = head_of(Box(-2, 6, (1,), np.float32))
     image = drawn(head, torch.tensor([0.0, 1.0]), torch.tensor([4.0]))
     assert gauge(image) == pytest.approx((0.25, 0.75), abs=0.05)
@@ -113,7 +113,7 @@ def test_a_squashed_component_is_shown_where_it_acts() -> None:
     assert gauge(image) == pytest.approx((0.75, 0.25), abs=0.05)
 
 
-def test_what_is_outside_of_the_range_is_shown_at_its_end() -> None:
+def test_values_outside_the_range_are_shown_at_its_end() -> None:
     head = head_of(Box(-1, 1, (1,), np.float32))
     mean, taken = gauge(drawn(head, torch.tensor([-5.0, 0.01]), torch.tensor([7.0])))
     assert mean == pytest.approx(0, abs=0.06) and taken == pytest.approx(1, abs=0.06)
@@ -134,11 +134,11 @@ def test_return_and_value_are_this_environments() -> None:
     ("options", "numbers", "bars", "ranges"),
     [(500, 1, 63, 1), (500, 40, 32, 32), (3, 100, 3, 61), (40, 24, 40, 24)],
 )
-def test_of_many_options_and_components_some_of_each_are_in_the_strip(
+def test_many_options_and_components_share_the_strip(
     options: int, numbers: int, bars: int, ranges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boxes: list[tuple[float, ...]] = []
-    monkeypatch.setattr(overlay, "_gauge", lambda draw, box, *_: boxes.append(box))
+    monkeypatch.setattr(overlay, "_draw_gauge", lambda draw, box, *_: boxes.append(box))
     space = gym.spaces.Tuple((Discrete(options), Box(-1, 1, (numbers,), np.float32)))
     logits = torch.full((options,), 1 / options).log()
     dist_params = torch.cat([logits, torch.zeros(numbers), torch.ones(numbers)])

@@ -1,4 +1,4 @@
-"""Pictures by rays: where a shape lies, how large it is, which color it has, all by hand."""
+"""Images by rays: place, size and color of shapes, by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BALL = """
 def drawn(
     *, shape: str = "sphere", size: str = "1", pos: str = "0 0 0", color: str = 'rgba="1 0 0 1"'
 ) -> np.ndarray:
-    """Draw what a camera 4 m in front of the origin sees, 45° to each side."""
+    """Draw the view of a camera 4 m in front of the origin, 45° to each side."""
     text = BALL.format(shape=shape, size=size, pos=pos, color=color)
     model = mujoco.MjModel.from_xml_string(text)
     data = mujoco.MjData(model)
@@ -57,7 +57,7 @@ def test_right_and_up_are_right_and_up() -> None:
     assert (columns.mean(), rows.mean()) == pytest.approx(expected, abs=0.5)
 
 
-def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:
+def test_surfaces_facing_the_camera_are_bright_and_edges_are_dark() -> None:
     image = drawn()
     shades = image[..., 0][red(image)]
     assert shades.max() == image[50, 50, 0] >= 254
@@ -69,7 +69,7 @@ def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:
     [
         ('rgba="1 0 0 1"', (255, 0, 0)),
         ('material="green"', (0, 255, 0)),
-        # A color of its own comes before the material's.
+        # The shape's color comes before the material's.
         ('material="green" rgba="1 0 0 1"', (255, 0, 0)),
     ],
 )

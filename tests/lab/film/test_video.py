@@ -1,4 +1,4 @@
-"""Films: images enlarged by whole factors, sides that H.264 accepts, frames not black."""
+"""Films: images enlarged by whole factors, sides for H.264, frames not black."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_environment_without_images_or_levels_is_refused(tmp_path: Path) -> N
 
 
 class Drawn(Corridor):
-    """A corridor that draws where the agent is: brighter from cell to cell."""
+    """Corridor that draws the place of the agent, brighter from cell to cell."""
 
     def __init__(self, render_mode: str | None = "rgb_array") -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Drawn(Corridor):
         np.zeros((16, 32), np.uint8), None,
     ],
 )  # fmt: skip
-def test_what_is_no_image_is_refused(tmp_path: Path, shown: Any) -> None:
+def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> None:
     class Shows(Drawn):
         def render(self) -> Any:
             return shown
@@ -150,7 +150,7 @@ def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> N
 
 
 class Counting(Drawn):
-    """Draws how many of the seven steps of its episode were taken."""
+    """Environment that draws the number of steps of its episode of seven."""
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, *_ = super().step(action)
@@ -175,7 +175,7 @@ def test_the_last_image_of_an_episode_is_shown_and_none_of_the_next_one_instead(
     assert shown == pytest.approx([*range(7), end] * 2, abs=0.2)
 
 
-def test_an_environment_that_is_made_anew_is_filmed_from_then_on(tmp_path: Path) -> None:
+def test_a_restarted_environment_is_filmed(tmp_path: Path) -> None:
     class Fragile(Counting):
         num_faults = 0
 
@@ -229,5 +229,5 @@ def test_numbers_and_names_that_no_film_has_are_refused(size: dict[str, int]) ->
     with pytest.raises(ValueError, match=next(iter(size))):
         film("no run", **size)  # type: ignore[arg-type]
     for name in ("film.gif", "film"):
-        with pytest.raises(ValueError, match=rf"{name}: films end with \.mp4; give .*film\.mp4$"):
+        with pytest.raises(ValueError, match=rf"output is {name}; expected .*film\.mp4$"):
             film("no run", output=Path(name))

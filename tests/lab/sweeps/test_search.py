@@ -1,4 +1,4 @@
-"""A search: its values, what it reports and prunes, what an interruption leaves."""
+"""Searches: values, reports, pruning, interruption."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ VALUES: dict[str, Any] = {"ppo.learning_rate": ["log", 1e-5, 1e-1], "ppo.clip": 
 
 
 def written(folder: Path, search: module.Search, count: int) -> Path:
-    """A search of a small configuration."""
+    """Write a search of a small configuration."""
     for number in range(count):
-        sweep.write(folder / f"{number:04d}" / sweep.TRIAL, search.base)
+        sweep.write_file(folder / f"{number:04d}" / sweep.TRIAL, search.base)
     write_json(folder / sweep.SEARCH, search)
     return folder
 
@@ -42,9 +42,8 @@ def test_values_come_from_their_lists() -> None:
         "whole": ["uniform", 1, 3], "parts": ["uniform", 1, 3.0], "rates": ["log", 1e-4, 1.0],
         "words": ["log", "uniform", 3], "lists": [[32, 32], None],
     }  # fmt: skip
-    drawn = [
-        study.ask({p: module.distribution(x) for p, x in spaces.items()}).params for _ in range(200)
-    ]
+    distributions = {path: module.make_distribution(x) for path, x in spaces.items()}
+    drawn = [study.ask(distributions).params for _ in range(200)]
     whole, parts, rates = ([each[name] for each in drawn] for name in ("whole", "parts", "rates"))
     assert set(whole) == {1, 2, 3} and all(type(value) is int for value in whole)
     assert len(set(parts)) == 200 and min(parts) >= 1 and max(parts) <= 3
@@ -61,10 +60,10 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert made == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / sweep.SEARCH
     assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
-    assert [status.id for status in sweep.sweep_status(tmp_path / "search")] == [
+    assert [status.id for status in sweep.get_status(tmp_path / "search")] == [
         f"{number:04d}" for number in range(5)
     ]
-    assert {status.state for status in sweep.sweep_status(tmp_path / "search")} == {"pending"}
+    assert {status.state for status in sweep.get_status(tmp_path / "search")} == {"pending"}
     with pytest.raises(ValueError, match="has another sweep"):
         module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
     sweep.make_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
@@ -75,15 +74,15 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "options", "says"),
     [
-        (VALUES, {"seeds": (1, 101)}, "seeds has 101; settings are chosen on seeds below 101"),
-        (VALUES, {"rungs": 0}, "nothing to search"),
-        (VALUES, {"seeds": ()}, "nothing to search"),
-        ({}, {}, "nothing to search"),
+        (VALUES, {"seeds": (1, 101)}, "seeds has 101; expected seeds below 101"),
+        (VALUES, {"rungs": 0}, "expected at least 1 of each"),
+        (VALUES, {"seeds": ()}, "expected at least 1 of each"),
+        ({}, {}, "expected at least 1 of each"),
         ({"ppo.clip": 3}, {}, "ppo.clip is 3; expected a list of values"),
         ({"ppo.clip": ["log", 0, 1]}, {}, r"ppo.clip is \['log', 0, 1\]: "),
         ({"ppo.clip": ["uniform", 2, 1]}, {}, r"ppo.clip is \['uniform', 2, 1\]: "),
         ({"ppo.gamma": ["uniform", 0.5, 2.0]}, {}, "ppo.gamma=2.0: "),
-        ({"seed": ["uniform", 1, 9]}, {}, "seed is set by the sweep itself"),
+        ({"seed": ["uniform", 1, 9]}, {}, "seed is set by the sweep"),
         ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, {}, "add --import sent_with_it"),
     ],
 )
@@ -97,13 +96,13 @@ def test_a_search_is_refused_where_it_would_mislead(
 
 
 class Returns:
-    """Stands for training: a run's return grows with its learning rate, seed and steps."""
+    """Stand-in of training: returns grow with learning rate, seed and steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trained: list[tuple[float, int, int]] = []
         self.interrupt_at: tuple[int, int] | None = None
-        monkeypatch.setattr(module, "_train_until", self.train)
-        monkeypatch.setattr(module, "score_at", lambda found, until: found)
+        monkeypatch.setattr(module, "_train_steps", self.train)
+        monkeypatch.setattr(module, "score_run", lambda found, until: found)
 
     def train(self, config: Config, until: int) -> float:
         if self.interrupt_at == (config.seed, until):
@@ -140,7 +139,7 @@ def test_seeds_go_side_by_side_and_the_worse_half_is_pruned(
             others = [t.intermediate_values[steps[-1]] for t in study.trials[: trial.number]
                       if steps[-1] in t.intermediate_values]  # fmt: skip
             assert reported[steps[-1]] < sorted(others)[len(others) // 2]
-    scores = [status.score for status in sweep.sweep_status(folder) if status.state == "complete"]
+    scores = [status.score for status in sweep.get_status(folder) if status.state == "complete"]
     assert max(filter(None, scores)) == study.best_value
 
 
@@ -167,7 +166,7 @@ def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
 
 
 @pytest.mark.parametrize("left", [b'{"op_code":8,"trial', b""])
-def test_the_study_goes_on_after_a_line_that_a_full_disk_cut(tmp_path: Path, left: bytes) -> None:
+def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, left: bytes) -> None:
     module.open_study(tmp_path).ask().set_user_attr("a", 1)
     with (tmp_path / module.STUDY).open("ab") as file:
         file.write(left)
@@ -176,7 +175,7 @@ def test_the_study_goes_on_after_a_line_that_a_full_disk_cut(tmp_path: Path, lef
     assert found == [{"a": 1}, {"a": 2}]
 
 
-def test_values_that_do_not_go_together_are_passed_over(
+def test_values_that_do_not_fit_together_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Returns(monkeypatch)
@@ -229,34 +228,34 @@ def test_a_run_that_diverged_counts_with_its_lowest_return(
         raise ValueError("no numbers")
 
     monkeypatch.setattr(trials, "train", diverging)
-    files = module._train_until(config, 640)
+    files = module._train_steps(config, 640)
     returns = [row[trials.RETURN] for row in files.metrics() if trials.RETURN in row]
-    assert module.score_at(files, 640) == min(returns)
-    assert module.score_at(files, 9 * 64) == returns[-1] != min(returns)
-    assert module.score_at(files, 5 * 64) == files.metrics()[4][trials.RETURN]
+    assert module.score_run(files, 640) == min(returns)
+    assert module.score_run(files, 9 * 64) == returns[-1] != min(returns)
+    assert module.score_run(files, 5 * 64) == files.metrics()[4][trials.RETURN]
 
 
 @pytest.mark.long
 def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For real: a trial of two seeds, one that diverges at once, and the best one once more."""
+    """Train a trial of two seeds, a diverging one, and the best one again."""
     base = small(tmp_path / "again", "ppo", total_env_steps=12 * 64)
     base = base.with_updates({"ppo.max_grad_norm": None})
     search = module.Search(base, {"ppo.learning_rate": [1e-3, 1e30]}, (1, 2), 2)
     stops: list[tuple[int, int]] = []
-    plain = module._train_until
+    plain = module._train_steps
 
     def noted(config: Config, until: int) -> Any:
         files = plain(config, until)
         stops.extend((config.seed, row["env_steps"]) for row in files.last_rows(1))
         return files
 
-    monkeypatch.setattr(module, "_train_until", noted)
+    monkeypatch.setattr(module, "_train_steps", noted)
     monkeypatch.setattr(trials, "run_trials", run_here)
     folder = written(tmp_path / "search", search, 6)
     sweep.run_sweep(folder)
-    states = [status.state for status in sweep.sweep_status(folder)]
+    states = [status.state for status in sweep.get_status(folder)]
     assert set(states) == {"complete", "fail"}
     steps = [(1, 384), (2, 384), (1, 768), (2, 768)]
     assert stops == steps * states.count("complete")

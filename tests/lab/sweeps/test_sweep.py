@@ -1,4 +1,4 @@
-"""A sweep: its grid, who trains what, what is skipped, reported and resumed."""
+"""Sweeps: grid, locks, skipped and resumed trials, status."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from tests.helpers import differences, rows_of, run_here
 
 
 def values(folder: Path, **lists: Any) -> Path:
-    """A file of values; `__` in a name stands for the dot of an option."""
+    """Write a file of values; `__` in a name is the dot of an option."""
     file = folder / "values.json"
     file.write_text(json.dumps({name.replace("__", "."): lists[name] for name in lists}))
     return file
 
 
 def written(folder: Path, *configs: Config) -> Path:
-    """A sweep of configurations, each a trial named by its place."""
+    """Write a sweep of configurations, each a trial named by its place."""
     for number, config in enumerate(configs):
-        sweep.write(folder / str(number) / sweep.TRIAL, config)
+        sweep.write_file(folder / str(number) / sweep.TRIAL, config)
     return folder
 
 
 def states(folder: Path) -> list[str]:
-    """The state of each trial."""
-    return [status.state for status in sweep.sweep_status(folder)]
+    """Return the state of each trial."""
+    return [status.state for status in sweep.get_status(folder)]
 
 
 def three(tmp_path: Path) -> Path:
-    """A sweep of a small run over three seeds."""
+    """Write a sweep of a small run over three seeds."""
     config = small(tmp_path, "ppo", total_env_steps=2 * 64)
     return written(tmp_path / "sweep", *(replace(config, seed=seed) for seed in (1, 2, 3)))
 
@@ -62,13 +62,13 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     envs = ["gymnasium:CartPole-v1", "gymnasium:Acrobot-v1"]
     base = small(tmp_path, "ppo")
-    arms = sweep.grid(
+    arms = sweep.make_grid(
         base, {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs}
     )
     clips = [(config.ppo.clip, config.model.hidden_sizes, config.env.id) for _, config in arms]
     assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
     assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
-    assert sweep.grid(base, {}) == [(base.name, base)]
+    assert sweep.make_grid(base, {}) == [(base.name, base)]
 
 
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     more = values(tmp_path, ppo__clip=[*close, 0.3])
     assert sweep.make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
     assert all(path.read_text() == text for path, text in before.items())
-    configs = [read_options(Config, path / sweep.TRIAL) for path in sweep.trial_folders(folder)]
+    configs = [read_options(Config, path / sweep.TRIAL) for path in sweep.list_trials(folder)]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
     made = get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2})
@@ -99,7 +99,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
         ({"model.hidden_sizes": [[[1]]]}, "model.hidden_sizes"),
         ({"ppo": [3]}, "ppo=3: "),
         ({"ppo.lerning_rate": [1]}, "did you mean 'ppo.learning_rate'?"),
-        ({"seed": [1, 2]}, "seed is set by the sweep itself"),
+        ({"seed": [1, 2]}, "seed is set by the sweep"),
         ({"env.id": ["procgen:starpilto"]}, "did you mean"),
         ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "if you trust it, add --import sent_with_it"),
         ({"init_from": ["nowhere"]}, "nowhere is not a run directory"),
@@ -131,12 +131,12 @@ def test_weights_to_begin_with_are_found_from_everywhere(
 ) -> None:
     run = train(small(tmp_path / "runs", "ppo", total_env_steps=64)).directory
     monkeypatch.chdir(tmp_path)
-    ((_, config),) = sweep.grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
+    ((_, config),) = sweep.make_grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
     assert config.init_from == str(run.resolve())
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_finished_or_trained_elsewhere_is_skipped(tmp_path: Path) -> None:
+def test_finished_and_running_trials_are_skipped(tmp_path: Path) -> None:
     folder, ended = three(tmp_path), list[tuple[str, str]]()
     assert states(folder) == ["pending"] * 3
     with closing(RunLock(folder / "1")):
@@ -147,7 +147,7 @@ def test_what_is_finished_or_trained_elsewhere_is_skipped(tmp_path: Path) -> Non
     before = sorted((folder / "0").rglob("*"))
     sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
     assert ended[2:] == [("1", "done")] and sorted((folder / "0").rglob("*")) == before
-    for status in sweep.sweep_status(folder):
+    for status in sweep.get_status(folder):
         (run,) = (folder / status.id / "runs").iterdir()
         assert status.env_steps == 128
         assert status.return_100 == RunDirectory(run).metrics(trials.RETURN)[-1][trials.RETURN]
@@ -169,7 +169,7 @@ def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
     monkeypatch.setattr(trials, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(folder)
-    first, _ = sweep.sweep_status(folder)
+    first, _ = sweep.get_status(folder)
     assert (first.state, first.env_steps) == ("stopped", 576)
     monkeypatch.setattr(trials, "train", plain)
     sweep.run_sweep(folder)
@@ -187,7 +187,7 @@ def test_a_failed_trial_is_reported_and_the_others_are_trained(
     """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
     second = folder / "1" / sweep.TRIAL
-    sweep.write(second, replace(read_options(Config, second), init_from="nowhere"))
+    sweep.write_file(second, replace(read_options(Config, second), init_from="nowhere"))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n.*/sweep/1: .*nowhere is not"):
         sweep.run_sweep(folder)
     assert main(["sweep", "run", str(folder)]) == 1
@@ -199,7 +199,7 @@ def test_a_failed_trial_is_reported_and_the_others_are_trained(
         error = capsys.readouterr().err
         assert "sweep/1/trial.json" in error or "--import sent" in error
         assert "Traceback" not in error and "sent" not in sys.modules
-    sweep.write(second, read_options(Config, folder / "0" / sweep.TRIAL))
+    sweep.write_file(second, read_options(Config, folder / "0" / sweep.TRIAL))
     (folder / "0" / sweep.OUTCOME).write_text('{"schema": 1, "state": [3]}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2
@@ -230,8 +230,8 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
 def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
     sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
-    sweep.write(next(iter(sweep.trial_folders(folder))) / sweep.OUTCOME, sweep.Outcome("done"))
-    (status,) = sweep.sweep_status(folder)
+    sweep.write_file(next(iter(sweep.list_trials(folder))) / sweep.OUTCOME, sweep.Outcome("done"))
+    (status,) = sweep.get_status(folder)
     assert (status.arm, status.state) == ("classic-ppo ppo.clip=0.1", "done")
     assert main(["sweep", "status", str(folder)]) == 0
     assert "classic-ppo" in capsys.readouterr().out
@@ -243,26 +243,26 @@ def begin(folder: Path) -> subprocess.Popen[str]:
 
 
 def locked_by(folder: Path) -> int:
-    """The process that trains a trial."""
+    """Return the process that trains a trial."""
     return json.loads((folder / ".lock").read_text())["pid"]
 
 
 def has_begun(folder: Path, rows: int = 15) -> bool:
-    """Whether every trial has some rows of metrics."""
-    runs = [[*(each / "runs").glob("*")] for each in sweep.trial_folders(folder)]
+    """Return true if every trial has some rows of metrics."""
+    runs = [[*(each / "runs").glob("*")] for each in sweep.list_trials(folder)]
     return all(of and len(RunDirectory(of[0]).last_rows(rows)) == rows for of in runs)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path: Path) -> None:
-    """One process is killed, and the other told to end with the one that started it."""
+    """Kill one process, and end the other with its parent."""
     long = small(tmp_path / "whole", "ppo", total_env_steps=150 * 64)
     folder = written(tmp_path / "sweep", long, replace(long, seed=2))
     runner = begin(folder)
     wait_for(lambda: has_begun(folder), 120)
     os.kill(locked_by(folder / "0"), signal.SIGKILL)
-    wait_for(lambda: sweep.outcome_of(folder / "0").state == "stopped")
+    wait_for(lambda: sweep.read_outcome(folder / "0").state == "stopped")
     runner.terminate()
     output = runner.communicate(timeout=60)[0]
     assert runner.returncode == 75 and "Traceback" not in output
@@ -315,6 +315,6 @@ def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
         ray.shutdown()
         cluster.shutdown()
         signal.signal(signal.SIGTERM, before)
-    assert [sweep.outcome_of(folder / name).state for name in "01"] == ["done", "done"]
+    assert [sweep.read_outcome(folder / name).state for name in "01"] == ["done", "done"]
     runs = [RunDirectory(run) for run in folder.glob("*/runs/*")]
     assert sorted(len(run.card["resumed"]) for run in runs) == [0, 1]

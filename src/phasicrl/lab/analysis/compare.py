@@ -1,4 +1,4 @@
-"""Comparison of runs with each other and with published ones at equal steps, with intervals.
+"""Comparison of runs with each other and with published runs at equal steps, with intervals.
 
 Kind: effects (reads and writes files).
 
@@ -21,10 +21,10 @@ import numpy as np
 from phasicrl.config_io import escape_control_chars, write_json
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
-from phasicrl.lab.analysis.curves import Array, Curve, Task, run_curves
-from phasicrl.lab.analysis.plot import steps_text
-from phasicrl.lab.analysis.references import WINDOW, last_step, reference_curves
-from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, number_text
+from phasicrl.lab.analysis.curves import Array, Curve, Task, read_curves
+from phasicrl.lab.analysis.plot import format_steps
+from phasicrl.lab.analysis.references import WINDOW, find_last_step, read_reference_curves
+from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
 
 Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
 _COLUMNS = (
@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 class MissedBoundError(RuntimeError):
-    """A requested bound that does not hold."""
+    """Raised for a requested bound that does not hold."""
 
     exit_code = 1
 
@@ -46,12 +46,12 @@ class Result:
     Attributes:
         label: name of the experiment.
         env_id: environment.
-        distribution: Procgen: difficulty of the levels; else empty.
-        published: results of others.
-        steps: environment steps at which it is compared.
+        distribution: difficulty of Procgen's levels; empty for other environments.
+        published: true for results of others.
+        steps: environment steps at which experiments are compared.
         scores: score of each run.
         mean: mean of the scores.
-        reached: first environment step at which each run is at the target; infinity: never. Empty
+        reached: first environment step at which each run reaches the target, or infinity; empty
             without a target.
         reaches: median of `reached`; None without a target.
     """
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Label, marked if it is published."""
+        """Label with a mark of published results."""
         return f"{self.label} (published)" if self.published else self.label
 
 
@@ -85,8 +85,8 @@ class Overall:
         label: name of the experiment.
         num_runs: runs on each environment.
         measures: estimates by the names of `scores.MEASURES`.
-        improves: by the label of each other experiment, the probability that a run of this one is
-            better than a run of that one on the same environment.
+        improves: by the label of each other experiment, the probability that a run of this
+            experiment is better than one of the other on the same environment.
     """
 
     label: str
@@ -103,11 +103,11 @@ class Comparison:
         metric: metric that was compared.
         units: units of the scores and of the target.
         results: results by task, ours first.
-        overall: measures of the experiments that ran on all tasks.
-        missed: sentences about bounds that do not hold.
-        files: files that were written.
+        overall: measures of the experiments on all tasks.
+        missed: a sentence for each bound that does not hold.
+        files: written files.
         target: value that runs should reach.
-        notes: sentences about differences between published results and ours.
+        notes: a sentence for each difference between published results and ours.
     """
 
     metric: str
@@ -131,21 +131,20 @@ def compare_runs(
     at_least: float | None = None, share_of_reference: float | None = None,
     reference: Path | None = None, output: Path | None = None, json: Path | None = None,
 ) -> Comparison:  # fmt: skip
-    """Compare runs with each other and with published ones, at equal steps, with intervals.
+    """Compare runs with each other and with published runs, at equal steps, with intervals.
 
     Args:
         runs: Run directories; one experiment on one environment may have several seeds.
-        metric: Which metric; more must be better.
-        at_steps: Environment steps at which runs are compared; none: as far as all have come.
+        metric: Metric to compare; larger is better.
+        at_steps: Environment steps at which runs are compared; none: the last of the shortest run.
         units: Units of scores: raw, or normalized by Procgen's bounds of chance and of the best, as
             in the authors' code or as printed in their paper.
         target: Report after how many steps each run reaches this value (in `units`).
-        at_least: A bound: the mean of each experiment must be at least this (in `units`).
-        share_of_reference: A bound: the mean of each experiment must be at least this share of each
-            published one's.
+        at_least: Minimum mean of each experiment (in `units`).
+        share_of_reference: Minimum mean of each experiment, as a share of each published mean.
         reference: Published results, as for `phasicrl plot`.
         output: Name of a table of all scores, .csv, and of a figure of the performance profiles,
-            .png and .svg; none: nothing is written.
+            .png and .svg; none: no files.
         json: JSON file for the comparison.
 
     Returns:
@@ -159,19 +158,19 @@ def compare_runs(
     if output is not None:
         plot.require_matplotlib()
     if reference is None and share_of_reference is not None:
-        raise ValueError(f"share_of_reference is {share_of_reference:g}; give a reference too")
-    curves = run_curves(runs, metric)
+        raise ValueError(f"share_of_reference is {share_of_reference:g}; give a reference as well")
+    curves = read_curves(runs, metric)
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
-        curves += reference_curves(reference, metric, ends=ends)
+        curves += read_reference_curves(reference, metric, ends=ends)
     comparison = compare_curves(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
-    missed = _missed(comparison.results, at_least, share_of_reference)
+    missed = _check_bounds(comparison.results, at_least, share_of_reference)
     files: list[Path] = []
     if output is not None:
-        stem = plot.stem_of(output)
-        table = plot.write_csv(stem, _COLUMNS, _rows(comparison))
+        stem = plot.prepare_stem(output)
+        table = plot.write_csv(stem, _COLUMNS, _iterate_rows(comparison))
         files = [table, *_draw_profiles(comparison, stem)]
     comparison = replace(comparison, missed=tuple(missed), files=tuple(files))
     if json is not None:
@@ -183,7 +182,14 @@ def compare_curves(
     curves: Sequence[Curve], *, metric: str, at_steps: int | None = None, units: Units = "raw",
     target: float | None = None,
 ) -> Comparison:  # fmt: skip
-    """Compare curves at equal steps; arguments as for `compare_runs`.
+    """Compare curves at equal steps.
+
+    Args:
+        curves: curves of runs and published curves.
+        metric: metric of the curves.
+        at_steps: see `compare_runs`.
+        units: see `compare_runs`.
+        target: see `compare_runs`.
 
     Raises:
         ValueError: fewer than one step, curves that are too short, or units of another task.
@@ -191,30 +197,30 @@ def compare_curves(
     if at_steps is not None and at_steps < 1:
         raise ValueError(f"at_steps is {at_steps}; expected at least 1")
     results: list[Result] = []
-    scaled = [_in_units(curve, units) for curve in curves]
+    scaled = [_convert_units(curve, units) for curve in curves]
     for task in dict.fromkeys(curve.task for curve in curves):
-        of_task = [curve for curve in scaled if curve.task == task]
-        end = min(of_task, key=lambda curve: curve.steps[-1])
+        task_curves = [curve for curve in scaled if curve.task == task]
+        end = min(task_curves, key=lambda curve: curve.steps[-1])
         at = float(end.steps[-1] if at_steps is None else at_steps)
         if at > end.steps[-1]:
             raise ValueError(
-                f"at_steps is {at:,.0f}, but {end.label} on {task} ends at "
-                f"{end.steps[-1]:,.0f} steps; give fewer, or leave it out"
+                f"at_steps is {at:,.0f}; expected at most {end.steps[-1]:,.0f}, where {end.label} "
+                f"on {task} ends. Give fewer, or leave it out."
             )
-        results += [_result(curve, at, target) for curve in of_task]
-    overall = _overall(_matrices(results), units)
-    notes = _notes(curves, metric, target)
+        results += [_score_curve(curve, at, target) for curve in task_curves]
+    overall = _measure_overall(_collect_scores(results), units)
+    notes = _make_notes(curves, metric, target)
     return Comparison(metric, units, tuple(results), tuple(overall), (), (), target, notes)
 
 
-def _notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[str, ...]:
+def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[str, ...]:
     """Describe differences between published results and ours."""
-    way = ", sampled actions in training" if metric.startswith("charts/") else ""
+    mode = ", sampled actions in training" if metric.startswith("charts/") else ""
     notes = []
     for theirs in (curve for curve in curves if curve.published):
         name = f"{theirs.label} (published)"
         if theirs.kind:
-            notes.append(f"{name}: {theirs.kind}; ours: {metric}{way}")
+            notes.append(f"{name}: {theirs.kind}; ours: {metric}{mode}")
         if target is not None and theirs.is_one_number:
             notes.append(f"{name}: steps to the target are not known")
         for ours in curves:
@@ -226,9 +232,9 @@ def _notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[
     return tuple(dict.fromkeys(notes))
 
 
-def _result(curve: Curve, at: float, target: float | None) -> Result:
+def _score_curve(curve: Curve, at: float, target: float | None) -> Result:
     """Score the runs of a curve at a number of steps."""
-    scores = tuple(map(float, _scores(curve, at)))
+    scores = tuple(map(float, _score_runs(curve, at)))
     mean = estimate([[score] for score in scores], MEASURES["mean"])
     result = Result(curve.label, *curve.task, curve.published, int(at), scores, mean)
     if target is None or curve.is_one_number:
@@ -242,22 +248,19 @@ def _result(curve: Curve, at: float, target: float | None) -> Result:
     return replace(result, reached=reached, reaches=measures.median_steps(reached))
 
 
-def _scores(curve: Curve, at: float) -> Array:
-    """Average each run over the last tenth of the steps up to `at`.
-
-    A curve without points there is interpolated.
-    """
-    end = last_step(curve.steps, at)
+def _score_runs(curve: Curve, at: float) -> Array:
+    """Average each run over the last tenth of the steps up to `at`, or interpolate it there."""
+    end = find_last_step(curve.steps, at)
     if curve.steps[0] > end:
-        name = f"{curve.label} on {curve.task}"
-        raise ValueError(f"{name} begins at {curve.steps[0]:,.0f} steps, after {at:,.0f}")
+        start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
+        raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")
     late = (curve.steps <= end) & (curve.steps > (1 - WINDOW) * at)
     if late.any():
         return curve.runs[:, late].mean(axis=1)
     return np.array([np.interp(at, curve.steps, run) for run in curve.runs])
 
 
-def _in_units(curve: Curve, units: Units) -> Curve:
+def _convert_units(curve: Curve, units: Units) -> Curve:
     """Convert a curve to units of its task.
 
     Raises:
@@ -269,15 +272,15 @@ def _in_units(curve: Curve, units: Units) -> Curve:
     bounds = measures.PROCGEN_BOUNDS[name]
     if game not in bounds or curve.task.distribution not in ("", name.removesuffix("-paper")):
         raise ValueError(
-            f"units is {units}, which has no bounds of {curve.task}; choose raw, or the units of "
-            f"its difficulty (games: {', '.join(sorted(bounds))})"
+            f"units is {units}; expected raw, or units with bounds of {curve.task}. "
+            f"Games with bounds: {', '.join(sorted(bounds))}"
         )
-    points = [(steps, measures.normalized(values, bounds[game])) for steps, values in curve.points]
-    return replace(curve, runs=measures.normalized(curve.runs, bounds[game]), points=points)
+    points = [(steps, measures.normalize(values, bounds[game])) for steps, values in curve.points]
+    return replace(curve, runs=measures.normalize(curve.runs, bounds[game]), points=points)
 
 
-def _missed(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
-    """Describe means of ours below a bound, or below a share of a published one."""
+def _check_bounds(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
+    """Describe each mean of ours below a bound or below a share of a published mean."""
     missed = []
     for ours in (result for result in results if not result.published):
         bounds = [] if least is None else [(least, "")]
@@ -295,8 +298,8 @@ def _missed(results: Sequence[Result], least: float | None, share: float | None)
     return missed
 
 
-def _matrices(results: Sequence[Result]) -> dict[str, Array]:
-    """Return scores `[R, T]` of the experiments that ran on all tasks, as many runs on each."""
+def _collect_scores(results: Sequence[Result]) -> dict[str, Array]:
+    """Return scores `[R, T]` of each experiment on all tasks, with as many runs on each."""
     tasks = list(dict.fromkeys(str(result.task) for result in results))
     by_name: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
     for result in results:
@@ -309,8 +312,8 @@ def _matrices(results: Sequence[Result]) -> dict[str, Array]:
     return matrices
 
 
-def _overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
-    """Measure each experiment, alone and against each other one."""
+def _measure_overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
+    """Measure each experiment alone and against each other experiment."""
     # The optimality gap needs a best score of 1, which raw returns do not have.
     wanted = {name: MEASURES[name] for name in MEASURES
               if units != "raw" or name != "optimality gap"}  # fmt: skip
@@ -324,7 +327,7 @@ def _overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
     ]  # fmt: skip
 
 
-def _rows(comparison: Comparison) -> Iterator[Sequence[object]]:
+def _iterate_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
     """Yield a row for each run."""
     for result in comparison.results:
         about = *result.task, result.label, int(result.published)
@@ -335,11 +338,11 @@ def _rows(comparison: Comparison) -> Iterator[Sequence[object]]:
 
 
 def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
-    """Draw the share of each experiment's runs above each score, over all environments."""
+    """Draw the share of each experiment's runs above each score over all environments."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    matrices = _matrices(comparison.results)
+    matrices = _collect_scores(comparison.results)
     if not matrices:
         return []
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
@@ -357,62 +360,63 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
     return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
 
 
-def tables(comparison: Comparison) -> list[Any]:
-    """Return the comparison as tables for a terminal, with notes below."""
+def make_tables(comparison: Comparison) -> list[Any]:
+    """Make tables for a terminal, with notes below."""
     from rich.text import Text
 
     results, overall = comparison.results, comparison.overall
     tasks = list(dict.fromkeys(result.task for result in results))
     units = "" if comparison.units == "raw" else f", in units {comparison.units}"
-    found: list[Any] = []
+    made: list[Any] = []
     for task in tasks:
-        of_task = [result for result in results if result.task == task]
-        at = f"{comparison.metric} at {steps_text(of_task[0].steps)} steps{units}"
+        task_results = [result for result in results if result.task == task]
+        at = f"{comparison.metric} at {format_steps(task_results[0].steps)} steps{units}"
         columns = ("experiment", "runs", "mean (95 %)", "worst", "best")
-        found.append(_table(f"{task}: {at}", columns, [
-            (result.name, len(result.scores), _interval(result.mean, len(result.scores)),
-             number_text(min(result.scores), 4), number_text(max(result.scores), 4))
-            for result in of_task
+        made.append(_make_table(f"{task}: {at}", columns, [
+            (result.name, len(result.scores), _format_interval(result.mean, len(result.scores)),
+             format_number(min(result.scores), 4), format_number(max(result.scores), 4))
+            for result in task_results
         ]))  # fmt: skip
         if comparison.target is not None:
             title = f"{task}: median steps to {comparison.target:g} ({comparison.units})"
-            found.append(_table(title, ("experiment", "median (95 %)", "reached by"), [
-                (result.name, _median_text(result.reaches, len(result.reached)),
+            made.append(_make_table(title, ("experiment", "median (95 %)", "reached by"), [
+                (result.name, _format_median(result.reaches, len(result.reached)),
                  f"{sum(map(math.isfinite, result.reached))} of {len(result.reached)} runs")
-                for result in of_task if result.reaches is not None
+                for result in task_results if result.reaches is not None
             ]))  # fmt: skip
     # Raw returns of different environments are not averaged.
     if len(tasks) > 1 and overall and comparison.units != "raw":
         columns = ("measure", "experiment", "runs on each", "value (95 %)")
-        found.append(_table("all environments (95 % stratified bootstrap)", columns, [
-            (name, one.label, one.num_runs, _interval(one.measures[name], one.num_runs))
+        made.append(_make_table("all environments (95 % stratified bootstrap)", columns, [
+            (name, one.label, one.num_runs, _format_interval(one.measures[name], one.num_runs))
             for name, one in product(overall[0].measures, overall)
         ]))  # fmt: skip
     if len(overall) > 1:  # each pair once: the other way round it is 1 less this
-        found.append(_table("probability of improvement", ("of", "is (95 %)", "over"), [
-            (one.label, _interval(one.improves[other.label], max(one.num_runs, other.num_runs)),
+        made.append(_make_table("probability of improvement", ("of", "is (95 %)", "over"), [
+            (one.label,
+             _format_interval(one.improves[other.label], max(one.num_runs, other.num_runs)),
              other.label)
             for one, other in combinations(overall, 2)
         ]))  # fmt: skip
-    return found + [Text(escape_control_chars(f"note: {note}")) for note in comparison.notes]
+    return made + [Text(escape_control_chars(f"note: {note}")) for note in comparison.notes]
 
 
-def _interval(found: Estimate, num_runs: int) -> str:
-    """Format a value with its interval, which a single run does not have."""
-    return str(found) if num_runs > 1 else f"{number_text(found.value, 3)} (–)"
+def _format_interval(estimate: Estimate, num_runs: int) -> str:
+    """Format a value with its interval; a single run has none."""
+    return str(estimate) if num_runs > 1 else f"{format_number(estimate.value, 3)} (–)"
 
 
-def _median_text(found: Estimate, num_runs: int) -> str:
+def _format_median(median: Estimate, num_runs: int) -> str:
     """Format a median number of steps with its interval."""
-    value, low, high = (steps_text(steps) if math.isfinite(steps) else "never"
-                        for steps in (found.value, found.low, found.high))  # fmt: skip
+    value, low, high = (format_steps(steps) if math.isfinite(steps) else "never"
+                        for steps in (median.value, median.low, median.high))  # fmt: skip
     if low == "never":
         return value
     return f"{value} ({low} to {high})" if num_runs > 1 else f"{value} (–)"
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:
-    """Make a table with numbers on the right; names are printed verbatim, not as markup."""
+def _make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:
+    """Make a table with numbers on the right and names without markup."""
     from rich.table import Table
     from rich.text import Text
 

@@ -29,11 +29,11 @@ Points: TypeAlias = tuple[Array, Array]
 ONE_NUMBER = "one number"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
-"""Share of the longest run that a curve may lack without a warning."""
+"""Largest share of the longest run that a curve may lack without a warning."""
 
 
 class Task(NamedTuple):
-    """What curves are compared on; each difficulty of a Procgen game is a task."""
+    """Environment of curves; each difficulty of a Procgen game is a task."""
 
     env_id: str
     distribution: str = ""
@@ -52,11 +52,11 @@ class Curve:
         task: environment of the runs.
         steps: environment steps.
         runs: runs × steps.
-        published: results of others.
-        num_levels: Procgen levels in training; 0 is all, None is unknown.
+        published: true for results of others.
+        num_levels: number of Procgen levels in training; 0 is all, None is unknown.
         kind: description of published values other than returns in training.
         points: recorded steps and values of each run; empty if `runs` has them.
-        edges: lower and upper edge of a band read from a file.
+        edges: lower and upper edge of a band from a file.
     """
 
     label: str
@@ -71,7 +71,7 @@ class Curve:
 
     @property
     def is_one_number(self) -> bool:
-        """Whether it is a published final result without the curve that led to it."""
+        """True for a published final result without its learning curve."""
         return self.published and (len(self.steps) == 1 or self.kind.startswith(ONE_NUMBER))
 
     @property
@@ -80,8 +80,8 @@ class Curve:
         return self.runs.mean(axis=0)
 
     @property
-    def band_name(self) -> str:
-        """Description of the band; empty if there is none."""
+    def band_description(self) -> str:
+        """Description of the band; empty without one."""
         if self.edges is not None:
             return "low to high"
         if len(self.runs) > 2 and not self.published:
@@ -90,7 +90,7 @@ class Curve:
 
     @cached_property
     def band(self) -> tuple[Array, Array]:
-        """Lower and upper edge."""
+        """Lower and upper edge of the band."""
         if self.edges is not None:
             return self.edges
         if len(self.runs) > 2 and not self.published:
@@ -98,7 +98,7 @@ class Curve:
         return self.runs.min(axis=0), self.runs.max(axis=0)
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """Number of runs, and the source of a published curve."""
         runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         if self.edges is not None:
@@ -106,25 +106,25 @@ class Curve:
         return f"published: {self.kind or runs}" if self.published else runs
 
 
-def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
-    """Read the curves of run directories, in the order in which their experiments first come.
+def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
+    """Read the curves of run directories, in the order of their experiments.
 
     Raises:
         ValueError: no runs, a folder that is not a run directory, runs without data for `metric`,
             or runs of one experiment that share no steps.
     """
     if not runs:
-        raise ValueError("there are no runs; name at least one run directory")
+        raise ValueError("runs is empty; give at least one run directory")
     runs = list(dict.fromkeys(run.resolve() for run in runs))
     configs = {run: RunDirectory(run).config for run in runs}
-    tasks = {run: task_of(RunDirectory(run).env_id, config) for run, config in configs.items()}
-    labels = _labels(configs, tasks)
+    tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
+    labels = _label_runs(configs, tasks)
     groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
     for run in configs:
         groups[tasks[run], labels[run]].append(run)
     curves = []
     for (task, label), members in groups.items():
-        points = [smoothed(_read_series(run, metric), smooth_steps) for run in members]
+        points = [smooth(_read_points(run, metric), smooth_steps) for run in members]
         counts = Counter(configs[run].seed for run in members)
         if repeated := [str(seed) for seed, count in counts.items() if count > 1]:
             several = f"{label} on {task} has several runs of seed {', '.join(repeated)}"
@@ -139,13 +139,13 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
     return curves
 
 
-def task_of(env_id: str, config: Config) -> Task:
-    """Return the task of a run, from its environment's id and its configuration."""
+def get_task(env_id: str, config: Config) -> Task:
+    """Return the task of a run from its environment's id and its configuration."""
     return Task(env_id, config.env.distribution if env_id.startswith("procgen:") else "")
 
 
-def smoothed(points: Points, window: int) -> Points:
-    """Average the values in `(step − window, step]`."""
+def smooth(points: Points, window: int) -> Points:
+    """Average the values in `(step − window, step]` at each step."""
     steps, values = points
     if window == 0:
         return points
@@ -155,12 +155,14 @@ def smoothed(points: Points, window: int) -> Points:
     return steps, (sums[after] - sums[first]) / (after - first)
 
 
-def align(series: Sequence[Points], owner: str) -> Points:
+def align(series: Sequence[Points], name: str) -> Points:
     """Interpolate runs on one grid, from the latest first step to the earliest last step."""
     start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
     if start > end:
-        ends = f"one ends at {end:,.0f}, before another's first number at {start:,.0f}"
-        raise ValueError(f"the runs of {owner} have no steps in common: {ends}")
+        raise ValueError(
+            f"the runs of {name} have no common steps: one ends at {end:,.0f}, another begins at "
+            f"{start:,.0f}"
+        )
     grid = np.unique(np.concatenate([steps for steps, _ in series]))
     grid = grid[(grid >= start) & (grid <= end)]
     if len(grid) > _MAX_POINTS:
@@ -168,29 +170,29 @@ def align(series: Sequence[Points], owner: str) -> Points:
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
 
 
-def finite_points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
-    """Return steps and values of the rows that have a finite value."""
+def extract_points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
+    """Return steps and values of the rows with a finite value."""
     pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in rows]
     finite = [pair for pair in pairs if math.isfinite(pair[1])]
     steps, values = np.array(finite, np.float64).reshape(-1, 2).T
     return steps, values
 
 
-def _read_series(run: Path, metric: str) -> Points:
+def _read_points(run: Path, metric: str) -> Points:
     """Read the points of a run."""
     rows = RunDirectory(run).metrics(metric)
-    points = finite_points(rows, metric)
+    points = extract_points(rows, metric)
     if not len(points[0]):
-        held = {name for row in RunDirectory(run).metrics() for name in row
+        present = {name for row in RunDirectory(run).metrics() for name in row
                 if "/" in name and math.isfinite(row[name])}  # fmt: skip
-        raise ValueError(f"metric is {metric}; {run} has {', '.join(sorted(held))}")
+        raise ValueError(f"metric is {metric}; {run} has {', '.join(sorted(present))}")
     return points
 
 
-def _labels(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
-    """Name each run's experiment: its name, and the options that differ within this name.
+def _label_runs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
+    """Name each run's experiment by its name and the options that differ among runs of that name.
 
-    Options are compared between runs of one task; those that differ are shown on all tasks.
+    Options are compared between runs of one task; options that differ are shown on all tasks.
     """
     options = {
         run: {path: str(value) for path, value in config.identity().items()

@@ -1,7 +1,7 @@
-"""Diagnosis of a run from its metrics: known problems, with the options that may help. Kind: pure.
+"""Diagnosis of a run from its metrics: known problems and options that may help. Kind: pure.
 
-Each rule looks for one problem in one metric; a run without the metric does not have it. The limits
-are rules of thumb, and each finding has the numbers behind it.
+Each rule checks one metric for one problem. The limits are rules of thumb, and each finding has its
+numbers.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ Columns: TypeAlias = Mapping[str, Array]
 """Finite values of each metric in the order of the iterations."""
 
 MIN_VALUES = 8
-"""A metric with fewer values is not judged."""
+"""Minimum number of values of a metric for a judgment."""
 
 
 class Finding(NamedTuple):
     """A problem of a run."""
 
     title: str
-    seen: str
+    evidence: str
     """Numbers that show it."""
     remedy: str
     """Options to change."""
 
 
 def diagnose(columns: Columns, config: Config) -> list[Finding]:
-    """Return the problems of a run.
+    """Find the problems of a run.
 
     Args:
         columns: metrics of the run.
         config: configuration of the run.
     """
-    found = []
+    findings = []
     for metric, check in _RULES:
         values = columns.get(metric, np.empty(0))
         if len(values) >= MIN_VALUES and (finding := check(values, config)):
-            found.append(finding)
-    return found
+            findings.append(finding)
+    return findings
 
 
-def _rate(config: Config) -> str:
+def _suggest_rate(config: Config) -> str:
     return f"a smaller ppo.learning_rate (now {config.ppo.learning_rate:g})"
 
 
-def _epochs(config: Config) -> str:
+def _suggest_epochs(config: Config) -> str:
     return f"fewer ppo.policy_epochs (now {config.ppo.policy_epochs})"
 
 
-def _no_progress(returns: Array, config: Config) -> Finding | None:
+def _check_progress(returns: Array, config: Config) -> Finding | None:
     part = max(2, len(returns) // 5)
     first, last = returns[:part], returns[-part:]
     # The larger spread may be learning itself, within the first or the last fifth.
@@ -69,7 +69,7 @@ def _no_progress(returns: Array, config: Config) -> Finding | None:
     )
 
 
-def _dead_values(explained: Array, config: Config) -> Finding | None:
+def _check_values(explained: Array, config: Config) -> Finding | None:
     # The best fifth: returns of a solved task hardly vary, which leaves nothing to explain.
     best = max(float(np.median(part)) for part in np.array_split(explained, 5))
     if best >= 0.05:
@@ -84,7 +84,7 @@ def _dead_values(explained: Array, config: Config) -> Finding | None:
     )
 
 
-def _kl_spike(kl: Array, config: Config) -> Finding | None:
+def _check_kl(kl: Array, config: Config) -> Finding | None:
     worst, median = float(kl.max()), float(np.median(kl))
     if worst < 0.1 or worst < 10 * median:
         return None
@@ -92,11 +92,11 @@ def _kl_spike(kl: Array, config: Config) -> Finding | None:
         "KL spike",
         f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats, the median "
         f"iteration by {median:.2g}",
-        f"{_rate(config)}, {_epochs(config)}, or ppo.target_kl",
+        f"{_suggest_rate(config)}, {_suggest_epochs(config)}, or ppo.target_kl",
     )
 
 
-def _auxiliary_kl(kl: Array, config: Config) -> Finding | None:
+def _check_auxiliary_kl(kl: Array, config: Config) -> Finding | None:
     if not config.has_auxiliary_phase or (median := float(np.median(kl))) <= 0.05:
         return None
     return Finding(
@@ -107,7 +107,7 @@ def _auxiliary_kl(kl: Array, config: Config) -> Finding | None:
     )
 
 
-def _gradients_explode(norm: Array, config: Config) -> Finding | None:
+def _check_gradients(norm: Array, config: Config) -> Finding | None:
     worst, median = float(norm.max()), float(np.median(norm))
     if config.ppo.max_grad_norm is not None or worst < 100 * max(median, 1e-3):
         return None
@@ -121,52 +121,55 @@ def _gradients_explode(norm: Array, config: Config) -> Finding | None:
 Check: TypeAlias = Callable[[Array, Config], Finding | None]
 
 
-def _high_fraction(limit: float, title: str, what: str, remedy: Callable[[Config], str]) -> Check:
-    """Return a rule about the mean of a fraction over the second half of the run."""
+def _make_fraction_check(
+    limit: float, title: str, samples: str, remedy: Callable[[Config], str]
+) -> Check:
+    """Make a rule about the mean of a fraction over the second half of the run."""
 
     def check(fraction: Array, config: Config) -> Finding | None:
         mean = float(fraction[len(fraction) // 2 :].mean())
         if mean <= limit:
             return None
-        return Finding(title, f"{mean:.0%} of the {what} in the second half", remedy(config))
+        return Finding(title, f"{mean:.0%} of the {samples} in the second half", remedy(config))
 
     return check
 
 
-def _collapse(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
-    """Return a rule about what falls to a small share of its first value in the first quarter."""
+def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
+    """Make a rule about a fall to a small share of the first value in the first quarter."""
 
     def check(values: Array, config: Config) -> Finding | None:
         early = float(values[max(1, len(values) // 4) - 1])
         if values.min() < 0 or early >= limit * values[0]:  # differential entropy may be negative
             return None
-        seen = f"from {values[0]:.3g} to {early:.3g} in the first quarter of the run"
+        evidence = f"from {values[0]:.3g} to {early:.3g} in the first quarter of the run"
         coef = f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
-        return Finding(title, seen, f"{coef} or {remedy(config)}")
+        return Finding(title, evidence, f"{coef} or {remedy(config)}")
 
     return check
 
 
 _RULES: tuple[tuple[str, Check], ...] = (
-    ("charts/episodic_return_100", _no_progress),
-    ("losses/explained_variance", _dead_values),
-    ("losses/approx_kl", _kl_spike),
-    ("losses/clipfrac", _high_fraction(
+    ("charts/episodic_return_100", _check_progress),
+    ("losses/explained_variance", _check_values),
+    ("losses/approx_kl", _check_kl),
+    ("losses/clipfrac", _make_fraction_check(
         0.4, "Clip fraction saturated", "samples were outside the clip range",
-        lambda c: f"{_epochs(c)}, {_rate(c)}, or a wider ppo.clip (now {c.ppo.clip})")),
-    ("losses/entropy", _collapse(0.05, "Entropy collapsed", _rate)),
-    ("losses/action_std", _collapse(
+        lambda c: f"{_suggest_epochs(c)}, {_suggest_rate(c)}, or a wider ppo.clip "
+                  f"(now {c.ppo.clip})")),
+    ("losses/entropy", _make_collapse_check(0.05, "Entropy collapsed", _suggest_rate)),
+    ("losses/action_std", _make_collapse_check(
         0.02, "Standard deviation collapsed", lambda _: "another action.std")),
-    ("rewards/clipped_fraction", _high_fraction(
+    ("rewards/clipped_fraction", _make_fraction_check(
         0.05, "Rewards clipped", "normalized rewards were clipped",
         lambda _: "a larger reward_norm.clip, which keeps rare large rewards apart")),
-    ("observations/clipped_fraction", _high_fraction(
+    ("observations/clipped_fraction", _make_fraction_check(
         0.05, "Observation normalizer saturated", "normalized observations were clipped",
         lambda _: "a larger obs_norm.clip; for values that drift, obs_norm.statistics ema")),
     # Runs that learn have 0.7.
-    ("network/dormant_fraction", _high_fraction(
+    ("network/dormant_fraction", _make_fraction_check(
         0.95, "Dormant units", "policy network's features were dormant",
-        lambda c: f"{_rate(c)}, {_epochs(c)}, or model.layer_norm")),
-    ("losses/aux/kl_loss", _auxiliary_kl),
-    ("gradients/policy_norm", _gradients_explode),
+        lambda c: f"{_suggest_rate(c)}, {_suggest_epochs(c)}, or model.layer_norm")),
+    ("losses/aux/kl_loss", _check_auxiliary_kl),
+    ("gradients/policy_norm", _check_gradients),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figures of learning curves, beside published ones: PNG, SVG and the CSV behind them.
+"""Figures of learning curves, beside published curves: PNG, SVG and CSV.
 
 Kind: effects (writes files).
 """
@@ -14,16 +14,17 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from phasicrl.lab.analysis.curves import Curve, run_curves
-from phasicrl.lab.analysis.references import reference_curves
+from phasicrl.lab.analysis.curves import Curve, read_curves
+from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.system.machine import optional_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Key: TypeAlias = tuple[str, bool]
-"""Label, and whether the curve is published."""
+CurveKey: TypeAlias = tuple[str, bool]
+"""Label of a curve, and true if the curve is published."""
+Styles: TypeAlias = dict[CurveKey, dict[str, Any]]
 
 _COLUMNS = (
     "metric", "env_id", "distribution", "num_levels", "curve", "published", "num_runs", "band",
@@ -48,46 +49,46 @@ def plot_runs(
     metric: str = "charts/episodic_return_100", smooth_steps: int = 0,
     reference: Path | None = None, target: float | None = None, title: str | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Draw learning curves of runs over seeds, beside published ones if requested.
+    """Draw learning curves of runs over seeds, beside published curves if requested.
 
     There is one panel for each environment, and one curve for each experiment.
 
     Args:
-        runs: Run directories; one experiment on one environment is one curve over its seeds.
+        runs: Run directories; runs of one experiment on one environment are one curve over seeds.
         output: Name of the files, without their endings .png, .svg and .csv.
         metric: Metric on the y axis.
-        smooth_steps: Window of the average, in environment steps before each point; 0: none.
+        smooth_steps: Window of a moving average, in environment steps; 0: none.
         reference: Published returns: ppg-paper, baselines-easy, baselines-easy-200,
             baselines-final, procgen-easy-25m, zoo, tianshou, slm-lab, cleanrl; or a curve of
             your own, a CSV file with the columns step, low, mean, high. Published returns of a
             game of Procgen stand beside runs of the same difficulty only.
-        target: A value of the metric at which a dotted line is drawn.
+        target: Value of a dotted line.
         title: Title of the figure.
 
     Returns:
-        The files written.
+        The written files.
 
     Raises:
-        ValueError: an unknown metric, a folder that is not a run directory, runs without data for
-            the metric, or a reference without the metric, the game or a column.
+        ValueError: a folder that is not a run directory, runs without data for the metric, or a
+            reference without the metric, the game or a column.
         FileNotFoundError: no reference file.
         ModuleNotFoundError: matplotlib is not installed.
     """
     require_matplotlib()
     if smooth_steps < 0:
         raise ValueError(f"smooth_steps is {smooth_steps}; expected at least 0")
-    curves = run_curves(runs, metric, smooth_steps=smooth_steps)
+    curves = read_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
         ends: dict[Any, float] = defaultdict(float)
         for curve in curves:
             ends[curve.task] = max(ends[curve.task], float(curve.steps[-1]))
-        curves += reference_curves(reference, metric, ends=ends, smooth_steps=smooth_steps)
-    window = f"\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else ""
+        curves += read_reference_curves(reference, metric, ends=ends, smooth_steps=smooth_steps)
+    window = f"\n(mean over {format_steps(smooth_steps)} steps)" if smooth_steps else ""
     figure = draw_curves(curves, metric + window, title, target)
-    stem = stem_of(output)
-    about = f"{metric} of {', '.join(map(str, runs))}"
-    images = save_figure(figure, stem, f"{about}; published: {reference}" if reference else about)
-    return [*images, write_csv(stem, _COLUMNS, _rows(curves, metric))]
+    stem = prepare_stem(output)
+    source = f"{metric} of {', '.join(map(str, runs))}"
+    images = save_figure(figure, stem, f"{source}; published: {reference}" if reference else source)
+    return [*images, write_csv(stem, _COLUMNS, _iterate_rows(curves, metric))]
 
 
 def require_matplotlib() -> None:
@@ -95,14 +96,14 @@ def require_matplotlib() -> None:
     optional_module("matplotlib", "figures need matplotlib")
 
 
-def stem_of(output: Path) -> Path:
-    """Remove the ending of an image or table from a name, and make its folder."""
+def prepare_stem(output: Path) -> Path:
+    """Make the folder of a file, and return its path without the ending of an image or table."""
     output.parent.mkdir(parents=True, exist_ok=True)
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
 
 def write_csv(stem: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Write a table; texts that a spreadsheet would take for formulas are escaped."""
+    """Write a table; escape texts that a spreadsheet would read as formulas."""
     path = stem.with_name(stem.name + ".csv")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -115,19 +116,19 @@ def write_csv(stem: Path, columns: Sequence[str], rows: Iterable[Sequence[object
     return path
 
 
-def _rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequence[object]]:
-    """Yield a row for each point of each curve."""
+def _iterate_rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequence[object]]:
+    """Yield a row of the table for each point of each curve."""
     for curve in curves:
-        about = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published),
-                 len(curve.runs), curve.band_name)  # fmt: skip
+        key = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published),
+               len(curve.runs), curve.band_description)  # fmt: skip
         for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
-            yield *about, int(step), mean, *((low, high) if curve.band_name else ("", ""))
+            yield *key, int(step), mean, *((low, high) if curve.band_description else ("", ""))
 
 
 def draw_curves(
     curves: Sequence[Curve], y_label: str, title: str | None, target: float | None = None
 ) -> Figure:
-    """Draw a panel for each task with a dotted line at the target, and one legend for all."""
+    """Draw a panel for each task, with a dotted line at the target, and a common legend."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -138,14 +139,14 @@ def draw_curves(
     rows = math.ceil(len(tasks) / columns)
     width, height = (6.4, 3.7) if len(tasks) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
     letters = int(_LETTERS_PER_INCH * width)
-    texts, about = legend_texts(curves)
+    texts, legend_title = make_legend(curves)
     texts = {key: textwrap.fill(text, letters) for key, text in texts.items()}
     legend_columns = max(1, min(len(texts), letters // (max(map(len, texts.values())) + 9)))
     below = math.ceil(sum(text.count("\n") + 1 for text in texts.values()) / legend_columns) + 1
     heading = textwrap.fill(title or "", int(0.8 * letters))
     above = len(heading.splitlines())
     height += _INCHES_PER_LINE * (above + below)
-    styles = line_styles(list(texts))
+    styles = assign_styles(list(texts))
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
         figure = Figure(figsize=(width, height), layout=layout)
@@ -163,49 +164,49 @@ def draw_curves(
         figure.suptitle(heading)
         figure.legend(
             handles=[Line2D([], [], label=text, **styles[key]) for key, text in texts.items()],
-            title=about, ncols=legend_columns, loc="outside lower center", frameon=False,
+            title=legend_title, ncols=legend_columns, loc="outside lower center", frameon=False,
             handlelength=3,
         )  # fmt: skip
     return figure
 
 
-def legend_texts(curves: Sequence[Curve]) -> tuple[dict[Key, str], str]:
-    """Return the text of each line of a legend, and its title, which describes the bands."""
-    abouts: dict[Key, list[str]] = defaultdict(list)
+def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
+    """Return the texts of a legend and its title, which describes the bands."""
+    descriptions: dict[CurveKey, list[str]] = defaultdict(list)
     for curve in curves:
-        abouts[curve.label, curve.published].append(curve.about)
-    texts = {key: " or ".join(dict.fromkeys(about)) for key, about in abouts.items()}
-    bands = dict.fromkeys(curve.band_name for curve in curves if curve.band_name)
+        descriptions[curve.label, curve.published].append(curve.description)
+    texts = {key: " or ".join(dict.fromkeys(each)) for key, each in descriptions.items()}
+    bands = dict.fromkeys(curve.band_description for curve in curves if curve.band_description)
     title = f"band: {' or '.join(bands)}" if bands else ""
-    return {key: f"{key[0]} ({about})" for key, about in texts.items()}, title
+    return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
 
 
-def line_styles(keys: Sequence[Key]) -> dict[Key, dict[str, Any]]:
-    """Return color and dashes of each curve: our first ones solid, published ones dashed."""
+def assign_styles(keys: Sequence[CurveKey]) -> Styles:
+    """Assign color and dashes to each curve: solid for our first curves, dashed for published."""
     ours = cycle(product(("-", *_DASHES), COLORS))
     theirs = cycle(product(_DASHES, ("#4D4D4D", *reversed(COLORS))))
     names = ("linestyle", "color")
     return {key: dict(zip(names, next(theirs if key[1] else ours), strict=True)) for key in keys}
 
 
-def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: dict[Key, dict[str, Any]]) -> None:
+def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles) -> None:
     for curve in curves:
         style = styles[curve.label, curve.published]
         color = style["color"]
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
         panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **style, **marker)
-        if curve.band_name:
+        if curve.band_description:
             panel.fill_between(
                 curve.steps, *curve.band, color=color, alpha=0.18, linewidth=0, zorder=1
             )
             panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=color, zorder=1.5)
     panel.locator_params(axis="x", nbins=6)
-    panel.xaxis.set_major_formatter(lambda step, _: steps_text(step))
+    panel.xaxis.set_major_formatter(lambda step, _: format_steps(step))
     panel.margins(x=0.01)
     panel.set_xlim(left=0)
 
 
-def steps_text(steps: float) -> str:
+def format_steps(steps: float) -> str:
     """Format a number of steps: 0, 500, 20k, 2.5M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(steps) >= size:
@@ -213,12 +214,12 @@ def steps_text(steps: float) -> str:
     return f"{steps:.10g}"
 
 
-def save_figure(figure: Figure, stem: Path, about: str) -> list[Path]:
-    """Write a figure as PNG and SVG; the same data gives the same bytes, for version control."""
+def save_figure(figure: Figure, stem: Path, text: str) -> list[Path]:
+    """Write a figure with a description as PNG and SVG; equal data gives equal bytes."""
     from matplotlib import rc_context
 
     png, svg = (stem.with_name(stem.name + ending) for ending in (".png", ".svg"))
     with rc_context(STYLE):
-        figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": about})
-        figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": about, "Date": None})
+        figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": text})
+        figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": text, "Date": None})
     return [png, svg]

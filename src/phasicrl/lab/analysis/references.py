@@ -1,8 +1,8 @@
-"""Published results, from the package or from a file, as curves beside runs.
+"""Published results from the package or from a file, as curves beside runs.
 
 Kind: effects (reads files).
 
-`python -m tools.reference_tables` makes the package's tables from what the sources published.
+`python -m tools.reference_tables` makes the package's tables from the sources' files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.lab.analysis.curves import ONE_NUMBER, Array, Curve, Points, Task, align, smoothed
+from phasicrl.lab.analysis.curves import ONE_NUMBER, Array, Curve, Points, Task, align, smooth
 
 FOLDER = Path(__file__).with_name("published")
 """Folder with a CSV file for each reference: experiment, run, game, split, distribution, num_levels
@@ -48,7 +48,7 @@ REFERENCES = tuple(sorted(path.name.partition(".")[0] for path in FOLDER.glob("*
   seeds.
 """
 HEADLINES = {"ppg-paper": ("ppg", "ppo")}
-"""Experiments that are drawn, of references with many."""
+"""Default experiments of references with many."""
 KINDS = {
     "baselines-final": f"{ONE_NUMBER}, the last return",
     "procgen-easy-25m": f"{ONE_NUMBER}, a mean return",
@@ -57,29 +57,29 @@ KINDS = {
     "slm-lab": f"{ONE_NUMBER}, the mean of four sessions; of Atari with the best of three λ",
     "cleanrl": f"{ONE_NUMBER}, the mean of three seeds",
 }
-"""Description of references that are not curves of runs in training."""
+"""Descriptions of references other than returns in training."""
 WINDOW = 0.1
-"""Share of the steps, the last ones, over which a score is the mean."""
+"""Share of the steps, at the end, over which a score is averaged."""
 _RETURNS = (
     "charts/episodic_return", "charts/episodic_return_100", "evaluation/return",
     "evaluation/train_return",
 )  # fmt: skip
 _COLUMNS = ("step", "low", "mean", "high")
-_NEAR = 1.02
+_BUDGET_TOLERANCE = 1.02
 
 
-def reference_curves(
+def read_reference_curves(
     reference: Path, metric: str, *, ends: Mapping[Task, float], experiments: Sequence[str] = (),
     smooth_steps: int = 0,
 ) -> list[Curve]:  # fmt: skip
-    """Read published curves, one for each task and experiment.
+    """Read a published curve for each task and experiment.
 
     Args:
         reference: a name in `REFERENCES`, or a CSV file with the columns step, low, mean, high.
-        metric: of the package's references, a return.
-        ends: last step that is needed of each task.
-        experiments: of the package's references; none: those in `HEADLINES`, else all.
-        smooth_steps: window of the average over steps; of the package's references.
+        metric: metric of the runs; the package's references have returns.
+        ends: last step to read for each task.
+        experiments: experiments to read; none: those in `HEADLINES`, else all.
+        smooth_steps: window of a moving average, in environment steps.
 
     Raises:
         ValueError: a file without the columns, or a reference without curves of the tasks (Procgen:
@@ -89,18 +89,18 @@ def reference_curves(
     if (name := str(reference)) not in REFERENCES:
         return [_read_curve(reference, ends)]
     if metric not in _RETURNS:
-        raise ValueError(f"metric is {metric!r}; {name} has returns: {', '.join(_RETURNS)}")
-    rows, wanted = _published_rows(name), experiments or HEADLINES.get(name)
+        raise ValueError(f"metric is {metric}; {name} has {', '.join(_RETURNS)}")
+    rows, wanted = _read_table(name), experiments or HEADLINES.get(name)
     curves = []
     for task, end in ends.items():
-        key = (_game(task.env_id), task.distribution)
-        fitting = [row for row in rows if (row["game"], row["distribution"]) == key
+        key = (_parse_game(task.env_id), task.distribution)
+        task_rows = [row for row in rows if (row["game"], row["distribution"]) == key
                    and (not wanted or row["experiment"] in wanted)]  # fmt: skip
-        for experiment in dict.fromkeys(row["experiment"] for row in fitting):
-            of_one = [row for row in fitting if row["experiment"] == experiment]
-            points = [smoothed(run, smooth_steps) for run in _runs(name, of_one, metric)]
+        for experiment in dict.fromkeys(row["experiment"] for row in task_rows):
+            selected = [row for row in task_rows if row["experiment"] == experiment]
+            points = [smooth(run, smooth_steps) for run in _collect_runs(name, selected, metric)]
             steps, values = align(points, f"experiment {experiment} of {name}")
-            seen, levels = _until(name, task, steps, end), of_one[0]["num_levels"]
+            seen, levels = _select_steps(name, task, steps, end), selected[0]["num_levels"]
             curves.append(Curve(
                 experiment, task, steps[seen], values[:, seen], True,
                 int(levels) if levels else None, KINDS.get(name, ""), points,
@@ -108,19 +108,19 @@ def reference_curves(
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
         tasks = ", ".join(map(str, ends))
-        raise ValueError(f"{name} has no curves of {tasks}; it has: {', '.join(games)}")
+        raise ValueError(f"{name} has no curves of {tasks}; it has {', '.join(games)}")
     return curves
 
 
-def last_step(steps: Array, end: float) -> float:
-    """Return the last step of a curve that counts beside runs that ended at `end`.
+def find_last_step(steps: Array, end: float) -> float:
+    """Find the last step of a curve to compare with runs that ended at `end`.
 
-    A published number far from others is for a budget, which whole rollouts do not hit exactly: it
-    counts for runs that end a little before it.
+    Published numbers at single steps are for a budget, which whole rollouts may miss by a little:
+    they count for runs that end up to 2 % before.
     """
     is_late = (steps > (1 - WINDOW) * end) & (steps <= end)
     following = steps[steps > end]
-    if is_late.any() or not len(following) or following[0] > end * _NEAR:
+    if is_late.any() or not len(following) or following[0] > end * _BUDGET_TOLERANCE:
         return end
     return float(following[0])
 
@@ -131,7 +131,9 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
         names = ", ".join(REFERENCES)
         raise FileNotFoundError(f"reference is {path}; expected a CSV file or one of {names}")
     if len(ends) > 1:
-        raise ValueError(f"{path} is one curve; give runs of one environment beside it")
+        raise ValueError(
+            f"reference {path} is one curve; expected runs of one environment, not of {len(ends)}"
+        )
     ((task, end),) = ends.items()
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
@@ -141,15 +143,15 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
             )
         rows = sorted([float(row[name] or "nan") for name in _COLUMNS] for row in reader)
     steps, low, mean, high = np.array(rows).reshape(-1, len(_COLUMNS)).T
-    seen = _until(str(path), task, steps, end)
+    seen = _select_steps(str(path), task, steps, end)
     return Curve(
         path.stem, task, steps[seen], mean[None, seen], True, edges=(low[seen], high[seen])
     )
 
 
-def _until(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
-    """Return which steps of a reference count beside runs of a task."""
-    seen = steps <= last_step(steps, end)
+def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
+    """Return a mask of the steps of a reference to compare with runs of a task."""
+    seen = steps <= find_last_step(steps, end)
     if not seen.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
         raise ValueError(
@@ -158,19 +160,19 @@ def _until(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]
     return seen
 
 
-def _published_rows(name: str) -> list[dict[str, str]]:
+def _read_table(name: str) -> list[dict[str, str]]:
     """Read the table of a reference of the package."""
     with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _runs(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> list[Points]:
-    """Collect the runs of an experiment on a task; on unseen levels if the metric is of those."""
+def _collect_runs(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> list[Points]:
+    """Collect the runs of an experiment on a task, on the levels of the metric."""
     unseen = metric == "evaluation/return"
     split = "test" if unseen and any(row["split"] == "test" for row in rows) else "train"
     if unseen and split == "train" and rows[0]["num_levels"] not in ("", "0"):
-        what = f"{name} has returns on training levels only, {metric} is of unseen levels"
-        warnings.warn(f"{rows[0]['game']}: {what}", stacklevel=3)
+        message = f"{name} has returns on training levels only, {metric} is on unseen levels"
+        warnings.warn(f"{rows[0]['game']}: {message}", stacklevel=3)
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         if row["split"] == split:
@@ -179,6 +181,6 @@ def _runs(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> list[Poi
     return [(steps, values) for steps, values in points]
 
 
-def _game(env_id: str) -> str:
-    """Return the name of an environment's game or task, without back end and version."""
+def _parse_game(env_id: str) -> str:
+    """Return the name of a game or task without back end and version."""
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2].lower())

@@ -1,4 +1,4 @@
-"""A page about runs: report.html, one file without references to others.
+"""Report of runs: report.html, a single file without links to others.
 
 Kind: effects (writes a file).
 """
@@ -21,9 +21,9 @@ import numpy as np
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.config_io import atomic_write
-from phasicrl.lab.analysis.curves import Points, finite_points, smoothed
+from phasicrl.lab.analysis.curves import Points, extract_points, smooth
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
-from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
+from phasicrl.lab.analysis.plot import format_steps, require_matplotlib
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import optional_module
@@ -43,13 +43,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Curves of the page, in order."""
 TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
-_ON_LIGHT = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
-_ON_DARK = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
+_LIGHT_COLORS = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
+_DARK_COLORS = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
 """Colors of runs and of parts of the time, with a contrast of at least 3 (WCAG 1.4.11)."""
-_COLORS = [f"var(--color{index})" for index in range(len(_ON_LIGHT))]
+_COLORS = [f"var(--color{index})" for index in range(len(_LIGHT_COLORS))]
 # Colors in drawings, replaced by the page's own, which depend on its light or dark theme.
 _INK = "#010203"
-_DRAWN = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
+_PLACEHOLDERS = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
 _MAX_POINTS, _MAX_VIDEOS, _MAX_VIDEO_BYTES = 800, 6, 30_000_000
 _SMOOTHED_SHARE = 0.05
 """Share of the budget over which the bold lines are averaged."""
@@ -78,9 +78,9 @@ class _Subject:
 
     def points(self, metric: str) -> Points:
         """Return steps and finite values of a metric."""
-        return finite_points(self._rows, metric)
+        return extract_points(self._rows, metric)
 
-    def _sum(self, *times: str) -> float:
+    def _sum_times(self, *times: str) -> float:
         return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
 
     @cached_property
@@ -90,8 +90,8 @@ class _Subject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Return the numbers at the top of the page."""
-        steps, training = self._rows[-1]["env_steps"], self._sum("total")
+        """Numbers at the top of the page."""
+        steps, training = self._rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
             ("return, last 100 episodes", "charts/episodic_return_100"),
@@ -100,26 +100,26 @@ class _Subject:
             if len(values := self.points(metric)[1]):
                 facts[text] = f"{values[-1]:.4g}"
         return facts | {
-            "time": str(timedelta(seconds=round(training + self._sum("evaluation")))),
+            "time": str(timedelta(seconds=round(training + self._sum_times("evaluation")))),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
 
     @property
     def times(self) -> list[tuple[str, float]]:
-        """Return the parts of the time with their shares, the rest last."""
-        total = self._sum("total", "evaluation") or 1.0
-        shares = [(part, self._sum(part) / total) for part in TIMES]
+        """Parts of the time with their shares, the rest last."""
+        total = self._sum_times("total", "evaluation") or 1.0
+        shares = [(part, self._sum_times(part) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
         return [(part, share) for part, share in shares if share > 0.001]
 
     @property
     def base(self) -> str:
-        """Return the preset of the run, if it is known."""
+        """Preset of the run; empty if unknown."""
         return self.config.name if self.config.name in PRESETS else ""
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
-        """Return name and value of each option, and the preset's value where it differs."""
+        """Name and value of each option, and the preset's value if it differs."""
         values = self.config.values()
         usual = PRESETS[self.base].config.values() if self.base else values
         return [
@@ -129,7 +129,7 @@ class _Subject:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return what the run was made with."""
+        """Commit, device, command, machine and versions of the run."""
         card = self.files.card
         known = {name: card.get(name) for name in ("commit", "device", "environment")}
         command = " ".join(map(str, card.get("command", [])))
@@ -138,9 +138,9 @@ class _Subject:
 
     @property
     def videos(self) -> list[tuple[str, str]]:
-        """Return name and content, as a data address, of the last films in the run directory."""
-        found = sorted(self.files.path.glob("videos/*.mp4"))
-        small = [path for path in found if path.stat().st_size <= _MAX_VIDEO_BYTES]
+        """Name and content, as a data address, of the last films in the run directory."""
+        films = sorted(self.files.path.glob("videos/*.mp4"))
+        small = [path for path in films if path.stat().st_size <= _MAX_VIDEO_BYTES]
         return [
             (path.name, f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}")
             for path in small[-_MAX_VIDEOS:]
@@ -152,14 +152,13 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
 
     Args:
         runs: Run directories, finished or not.
-        output: File to write; none: `report.html` in the directory of the run, or here if there are
-            several.
+        output: File to write; none: `report.html` in the run directory, or here for several runs.
 
     Returns:
-        The file that was written.
+        The written file.
 
     Raises:
-        ValueError: no run, one without any data, or an output that is not an .html file.
+        ValueError: no run, a run without data, or an output that is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
     jinja2 = optional_module("jinja2", "reports need jinja2")
@@ -169,17 +168,17 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     runs = list(dict.fromkeys(run.resolve() for run in runs))
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     if path.suffix != ".html":
-        raise ValueError(f"output is {path}; expected a name that ends with .html")
+        raise ValueError(f"output is {path}; expected a name with the ending .html")
     for run in runs:
-        RunDirectory(run).check_special_files()  # it may be a run that was received
+        RunDirectory(run).check_special_files()  # runs may come from somebody else
     subjects = [
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
-        subjects=subjects, groups=_figures(subjects), differing=_differing(subjects),
-        on_light=_ON_LIGHT, on_dark=_ON_DARK,
+        subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
+        light_colors=_LIGHT_COLORS, dark_colors=_DARK_COLORS,
         shades=dict(zip((*TIMES, "else"), _COLORS, strict=False)),
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,28 +187,28 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     return path
 
 
-def _differing(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
-    """Return the options in which runs differ, with the value of each run."""
+def _find_differences(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
+    """Find the options in which runs differ; returns the values of the runs by option."""
     values = [subject.config.values() for subject in subjects]
     paths = dict.fromkeys(path for each in values for path in each)
     rows = {path: [format_value(each.get(path)) for each in values] for path in paths}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 
-def _figures(subjects: Sequence[_Subject]) -> dict[str, list[tuple[str, str]]]:
-    """Draw each curve that any of the runs has; returns title and drawing by group."""
+def _draw_figures(subjects: Sequence[_Subject]) -> dict[str, list[tuple[str, str]]]:
+    """Draw all metrics of the runs; returns title and drawing by group."""
     window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in subjects))
     figures: dict[str, list[tuple[str, str]]] = {}
     for group, metrics in GROUPS.items():
         for metric in metrics:
             series = [(subject.color, subject.points(metric)) for subject in subjects]
             if any(len(values) > 1 for _, (_, values) in series):
-                figures.setdefault(group, []).append((metric, _draw(series, window)))
+                figures.setdefault(group, []).append((metric, _draw_figure(series, window)))
     return figures
 
 
-def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
-    """Draw curves as SVG, in the colors of the page."""
+def _draw_figure(series: Sequence[tuple[str, Points]], window: int) -> str:
+    """Draw curves as SVG in the colors of the page."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -222,17 +221,16 @@ def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
         axes = figure.add_subplot()
         for color, points in series:
             count = len(points[0])
-            kept = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)
+            drawn = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)
             for (steps, values), width, alpha in (
-                (points, 0.6, 0.5), (smoothed(points, window), 1.6, 1.0)
+                (points, 0.6, 0.5), (smooth(points, window), 1.6, 1.0)
             ):  # fmt: skip
-                axes.plot(
-                    steps[kept], values[kept], color=_DRAWN[color], linewidth=width, alpha=alpha
-                )
+                style: Any = {"color": _PLACEHOLDERS[color], "linewidth": width, "alpha": alpha}
+                axes.plot(steps[drawn], values[drawn], **style)
         if not any(values.any() for _, (_, values) in series):
             axes.set_ylim(-0.02, 1)  # a share that is always 0, not ± 0.05 around it
         axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.set_major_formatter(lambda steps, _: steps_text(steps))
+        axes.xaxis.set_major_formatter(lambda steps, _: format_steps(steps))
         axes.locator_params(nbins=5)
         axes.tick_params(labelsize=9)
         axes.patch.set_alpha(0)
@@ -240,6 +238,6 @@ def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    for color, drawn in _DRAWN.items():
-        svg = svg.replace(drawn, color)
+    for color, placeholder in _PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, color)
     return svg

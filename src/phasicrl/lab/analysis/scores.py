@@ -33,17 +33,17 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        value, low, high = (number_text(x, 3) for x in (self.value, self.low, self.high))
+        value, low, high = (format_number(x, 3) for x in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
 
-def number_text(value: float, digits: int) -> str:
-    """Format a number with so many digits; large ones whole: -1,229, not -1.23e+03."""
+def format_number(value: float, digits: int) -> str:
+    """Format a number with `digits` significant digits; a large number whole, as -1,229."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
 
 
 def interquartile_mean(scores: Array) -> Array:
-    """Return the mean of the middle half of all runs, over all tasks."""
+    """Return the mean of the middle half of all runs over all tasks."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
     return flat[..., cut : flat.shape[-1] - cut].mean(-1)
@@ -55,64 +55,66 @@ MEASURES: dict[str, Measure] = {
     "median": lambda scores: np.median(scores.mean(-2), axis=-1),
     "optimality gap": lambda scores: 1 - np.minimum(scores, 1).mean((-2, -1)),
 }
-"""Median: over tasks of means over runs. Optimality gap: mean amount by which runs miss a score of
-1; better runs count as 1."""
+"""Measures by name. Median: over tasks of means over runs. Optimality gap: mean distance to a score
+of 1, 0 above it."""
 
 
 def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estimate:
-    """Return a measure of scores `[R, T]` with its interval, which is deterministic."""
+    """Return a measure of scores `[R, T]` with its interval; equal scores give equal intervals."""
     matrix = np.asarray(scores, np.float64)
-    drawn = np.concatenate([measure(block) for block in _resampled(matrix, seed=0)])
-    return Estimate(float(measure(matrix)), *map(float, _edges(drawn)))
+    drawn = np.concatenate([measure(block) for block in _resample(matrix, seed=0)])
+    return Estimate(float(measure(matrix)), *map(float, _compute_interval(drawn)))
 
 
 def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate:
-    """Estimate the probability that a run beats one of the others on a task; mean over tasks.
+    """Estimate the probability that a run beats one of the others, averaged over tasks.
 
     Args:
         scores: `[R, T]`.
-        others: `[R', T]`, on the same tasks in the same order.
+        others: `[R', T]`, with tasks in the same order.
     """
     ours, theirs = np.asarray(scores, np.float64), np.asarray(others, np.float64)
     # Larger blocks would not fit: each run is compared with each of the others.
     pairs = zip(
-        _resampled(ours, seed=0, share=len(theirs)),
-        _resampled(theirs, seed=1, share=len(theirs), like=ours),
+        _resample(ours, seed=0, share=len(theirs)),
+        _resample(theirs, seed=1, share=len(theirs), like=ours),
         strict=True,
     )
-    drawn = np.concatenate([_share_of_wins(mine, other) for mine, other in pairs])
-    return Estimate(float(_share_of_wins(ours, theirs)), *map(float, _edges(drawn)))
+    drawn = np.concatenate([_compute_win_rate(mine, other) for mine, other in pairs])
+    return Estimate(float(_compute_win_rate(ours, theirs)), *map(float, _compute_interval(drawn)))
 
 
 def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array, Array, Array]:
-    """Return the share of runs with a score above each threshold, and its band.
+    """Return the share of runs with a score above each threshold, with its band.
 
     Returns:
         Share, lower and upper edge, `[K]` each.
     """
     matrix, levels = np.asarray(scores, np.float64), np.asarray(thresholds, np.float64)
 
-    def above(block: Array) -> Array:
+    def share_above(block: Array) -> Array:
         return (block[..., None] > levels).mean((-3, -2))
 
-    blocks = _resampled(matrix, seed=0, share=len(levels))
-    return above(matrix), *_edges(np.concatenate([above(block) for block in blocks]))
+    blocks = _resample(matrix, seed=0, share=len(levels))
+    return share_above(matrix), *_compute_interval(
+        np.concatenate([share_above(block) for block in blocks])
+    )
 
 
 def steps_to_reach(steps: ArrayLike, values: ArrayLike, target: float) -> float:
-    """Return the first step at which a curve is at least at a target, or infinity."""
+    """Return the first step at which a curve reaches a target, or infinity."""
     at = np.flatnonzero(np.asarray(values, dtype=np.float64) >= target)
     return float(np.asarray(steps, dtype=np.float64)[at[0]]) if len(at) else np.inf
 
 
 def median_steps(steps: ArrayLike) -> Estimate:
-    """Return the median over runs `[R]` of the steps to a target; infinity: never.
+    """Return the median over runs `[R]` of the steps to a target, infinity for never.
 
-    Nothing lies between a number and infinity: the interval's edges are resampled medians, and the
-    median of a number and infinity is infinity.
+    The interval's edges are resampled medians, not interpolated; the median of a number and
+    infinity is infinity.
     """
     runs = np.asarray(steps, dtype=np.float64)[:, None]
-    blocks = [np.median(block, axis=(-2, -1)) for block in _resampled(runs, seed=0)]
+    blocks = [np.median(block, axis=(-2, -1)) for block in _resample(runs, seed=0)]
     drawn = np.sort(np.concatenate(blocks))
     tail = round(_TAIL * len(drawn))
     return Estimate(float(np.median(runs)), float(drawn[tail]), float(drawn[-1 - tail]))
@@ -121,7 +123,7 @@ def median_steps(steps: ArrayLike) -> Estimate:
 Score = TypeVar("Score", float, Array)
 
 
-def normalized(score: Score, bounds: tuple[float, float]) -> Score:
+def normalize(score: Score, bounds: tuple[float, float]) -> Score:
     """Scale a score: 0 is the first bound (chance), 1 the second (the best)."""
     low, high = bounds
     return (score - low) / (high - low)
@@ -141,13 +143,14 @@ PROCGEN_BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
         "climber": (1, 12.6), "plunder": (3, 30), "ninja": (2, 10), "bossfight": (0.5, 13),
     },
 }  # fmt: skip
-"""By difficulty and game: chance and the best possible (openai/train-procgen, constants.py)."""
+"""Scores of chance and the best possible, by difficulty and game (openai/train-procgen,
+constants.py)."""
 
 PROCGEN_BOUNDS["easy-paper"] = PROCGEN_BOUNDS["easy"] | {"jumper": (3, 10), "leaper": (3, 10)}
-"""Those that the paper prints (Cobbe et al. 2020, arXiv 1912.01588, appendix C) differ in two."""
+"""The paper prints other bounds of two games (Cobbe et al. 2020, arXiv 1912.01588, appendix C)."""
 
 
-def _resampled(
+def _resample(
     scores: Array, *, seed: int, share: int = 1, like: Array | None = None
 ) -> Iterator[Array]:
     """Yield blocks `[B, R, T]` of runs resampled with replacement within each task.
@@ -156,7 +159,7 @@ def _resampled(
         scores: `[R, T]`.
         seed: seed of the resampling.
         share: size of the arrays computed from a resample, in resamples.
-        like: scores whose block lengths are used.
+        like: scores whose size sets the block length.
     """
     runs, tasks = scores.shape
     generator, places = np.random.default_rng(seed), np.arange(tasks)
@@ -167,13 +170,13 @@ def _resampled(
         yield scores[drawn, places]
 
 
-def _edges(drawn: Array) -> Array:
+def _compute_interval(drawn: Array) -> Array:
     """Return lower and upper edges `[2, ...]` of the middle 95 % of resamples `[N, ...]`."""
     return np.quantile(drawn, (_TAIL, 1.0 - _TAIL), axis=0)
 
 
-def _share_of_wins(scores: Array, others: Array) -> Array:
-    """Return Mann and Whitney's U of scores `[..., R, T]` and `[..., R', T]`, per pair.
+def _compute_win_rate(scores: Array, others: Array) -> Array:
+    """Return Mann and Whitney's U of scores `[..., R, T]` and `[..., R', T]` per pair.
 
     A tie is half a win.
     """

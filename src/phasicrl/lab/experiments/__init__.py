@@ -1,1 +1,1 @@
-"""What is done with trained agents and many runs: evaluation, videos, studies."""
+"""Experiments: suites of the papers' comparisons, and trials over seeds."""

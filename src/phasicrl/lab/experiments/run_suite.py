@@ -1,4 +1,4 @@
-"""Train a suite: a row for each run, a figure and a comparison.
+"""Training of a suite: a row for each run, a figure and a comparison.
 
 Kind: effects (trains, writes files).
 """
@@ -25,7 +25,7 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of a suite's table.
 
-`value_loss` is the mean over the run; `curve` has the return at each fortieth of the budget.
+`value_loss` is the mean over the run; `curve` has the return after each fortieth of the budget.
 """
 
 
@@ -36,7 +36,7 @@ def run_suite(
 ) -> Comparison:  # fmt: skip
     """Train an experiment of the source documents, draw its curves and compare its arms.
 
-    Finished runs are not repeated, also those of another suite; interrupted ones resume from their
+    Finished runs, also those of another suite, are not repeated; interrupted runs resume from their
     last checkpoint.
 
     Args:
@@ -44,16 +44,16 @@ def run_suite(
             ppo-details, penalties, rates, mva, tricks, tricks-one-out.
         tasks: Games of Procgen, names with presets (halfcheetah), or ids of environments; none:
             those of the suite.
-        seeds: Seeds of the runs; none: as many as were published, from 101 on.
-        total_env_steps: Budget of each run; none: the one of its settings.
+        seeds: Seeds of the runs; none: the published number of seeds, from 101 on.
+        total_env_steps: Budget of each run; none: that of its settings.
         scale: As published, or small: a night on two cores.
         jobs: Number of runs at a time; they share the cores.
         output_dir: Folder of the runs, the table and the figure.
-        on_trial: called with each run whose row is written.
+        on_trial: called with each run after its row is written.
 
     Raises:
-        ValueError: an unknown suite or task, fewer than one job, or arms that cannot be trained on
-            a task; nothing was trained. Or no arm has a return of every seed: all rows are written.
+        ValueError: before training, an unknown suite or task, fewer than one job, or arms that
+            cannot be trained on a task; after it, no arm with a return of every seed.
         FailedTrialsError: some runs failed; all others have their rows.
     """
     if name not in SUITES:
@@ -61,42 +61,43 @@ def run_suite(
     suite = SUITES[name]
     require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
-    threads, runs = trials.threads_of_each(jobs), list[Trial]()
+    threads, runs = trials.divide_cores(jobs), list[Trial]()
     for task in tasks or suite.tasks(scale):
         for arm, config in suite.arms(suite.base(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
             config = config.with_updates({"total_env_steps": budget})
-            config = trials.ready(config, task, output_dir, threads=threads)
-            runs += trials.over_seeds((task, arm, str(budget)), config, seeds)
+            config = trials.prepare_config(config, task, output_dir, threads=threads)
+            runs += trials.vary_seed((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
     table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
-    untrained = {", ".join(run.label[:2]): run.config for run in table.missing(runs)}
+    untrained = {", ".join(run.label[:2]): run.config for run in table.find_missing(runs)}
     trials.check_trainable(untrained.items())
     output_dir.mkdir(parents=True, exist_ok=True)
-    # Seed by seed: what has been trained when it is stopped is a whole comparison.
+    # Seed by seed: an interrupted suite is a comparison over fewer seeds.
     runs.sort(key=lambda run: run.config.seed)
     for run in trials.fill_table(table, runs, measure, jobs=jobs):
         on_trial(run)
-    curves = suite_curves(table.rows_of(runs))
-    figure = draw_curves(curves, "episodic return, last 100 episodes", f"{name}: {suite.about}")
+    curves = make_curves(table.select(runs))
+    title = f"{name}: {suite.description}"
+    figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     images = save_figure(figure, stem, f"suite {name}, {scale}")
-    comparison = compare_curves(curves, metric=trials.RETURN, units=_units(runs))
+    comparison = compare_curves(curves, metric=trials.RETURN, units=_choose_units(runs))
     return replace(comparison, files=(table.path, *images))
 
 
 def measure(trial: Trial) -> list[trials.Row]:
-    """Train, and return one row with the results."""
-    about = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
-    return [about | trials.reached(trials.train_unless_diverged(trial.config).path)]
+    """Train a run, and return a row with its results."""
+    place = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
+    return [place | trials.summarize_run(trials.train_or_resume(trial.config).path)]
 
 
-def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
-    """Return the curves of a suite's table, by task and arm, over the seeds.
+def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
+    """Make curves over seeds, by task and arm, from the rows of a suite's table.
 
-    An arm is left out, with a warning, if some seed has no return at all.
+    An arm without a return of every seed is left out with a warning.
 
     Raises:
-        ValueError: that holds for every arm.
+        ValueError: all arms are left out.
     """
     grouped: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
@@ -105,20 +106,20 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     for (arm, task), members in grouped.items():
         values = np.array([[float(point) for point in row["curve"].split()] for row in members])
         seen = np.isfinite(values).all(axis=0)
-        steps = trials.curve_grid(int(members[0]["budget"]))
+        steps = trials.make_curve_steps(int(members[0]["budget"]))
         if seen.any():
             curves.append(Curve(arm, Task(task), steps[seen], values[:, seen]))
             continue
         blank = [row["seed"] for row in members if "nan" in row["curve"].split()[-1]]
-        said = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"
-        warnings.warn(f"{arm} on {task} is left out: {said}", RuntimeWarning, stacklevel=2)
+        reason = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"
+        warnings.warn(f"{arm} on {task} is left out: {reason}", RuntimeWarning, stacklevel=2)
     if not curves:
-        raise ValueError("nothing to compare: no arm has a return of every seed; give more steps")
+        raise ValueError("no arm has a return of every seed; give more total_env_steps")
     return curves
 
 
-def _units(runs: Sequence[Trial]) -> Units:
-    """Return Procgen's units if all tasks are its games, else raw."""
+def _choose_units(runs: Sequence[Trial]) -> Units:
+    """Choose Procgen's units if all tasks are its games, else raw."""
     envs = [run.config.env for run in runs]
     if any(not env.id.startswith("procgen:") for env in envs):
         return "raw"

@@ -2,7 +2,7 @@
 
 Kind: values (nothing is trained here).
 
-A suite has tasks and arms. An arm changes named fields of a task's settings, and nothing else.
+A suite has tasks and arms. An arm changes named options of a task's settings, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from phasicrl import Config, get_preset
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS
 from phasicrl.lab.experiments.tricks import (
     Arm,
-    arms_for_env,
-    arms_with,
-    beside_base,
-    details,
-    rungs,
+    make_arms,
+    make_details,
+    make_env_arms,
+    make_rungs,
+    make_variants,
 )
 from phasicrl.presets import PRESETS
 
@@ -45,7 +45,7 @@ class Base(NamedTuple):
     Attributes:
         ppg: settings of PPG.
         ppo: settings of PPO.
-        images: whether the task is a game of Procgen.
+        images: true for a game of Procgen.
     """
 
     ppg: Config
@@ -58,8 +58,8 @@ class Suite:
     """An experiment of a source.
 
     Attributes:
-        about: description and source.
-        arms: makes the configurations to compare; the first one is the baseline.
+        description: description and source.
+        arms: function that makes the configurations to compare, the baseline first.
         small: tasks of the small scale.
         small_steps: budget of each run at the small scale; None: that of the task's settings.
         paper: tasks as published.
@@ -67,7 +67,7 @@ class Suite:
         num_seeds: published number of seeds.
     """
 
-    about: str
+    description: str
     arms: Callable[[Base], Sequence[Arm]]
     small: tuple[str, ...]
     small_steps: int | None = None
@@ -109,26 +109,26 @@ class Suite:
 def _vary(
     symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
 ) -> Callable[[Base], list[Arm]]:
-    """Make arms of PPG with other values of an option; those of the paper are for images."""
-    return lambda base: arms_with(
+    """Make arms of PPG with other values of an option, one set for images and one for vectors."""
+    return lambda base: make_arms(
         base.ppg, {f"{symbol} = {x}": {field: x} for x in (images if base.images else vectors)}
     )
 
 
 def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
-    """Make arms of PPG with options changed."""
-    return lambda base: arms_with(base.ppg, changes)
+    """Make arms of PPG with changed options."""
+    return lambda base: make_arms(base.ppg, changes)
 
 
-def _ppg_and_ppo(base: Base) -> list[Arm]:
-    """Return both algorithms with their settings."""
+def _compare_algorithms(base: Base) -> list[Arm]:
+    """Compare PPG and PPO with their settings."""
     return [("PPG", base.ppg), ("PPO", base.ppo)]
 
 
-def _codes_of_the_table(base: Base) -> list[Arm]:
-    """Return the presets of the paper's algorithms, and the variants of the table's codes."""
+def _compare_codes(base: Base) -> list[Arm]:
+    """Compare the presets of the paper's algorithms with the codes of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
-    arms = [*_ppg_and_ppo(base), *arms_with(base.ppg, of_openai)]
+    arms = [*_compare_algorithms(base), *make_arms(base.ppg, of_openai)]
     if base.images:
         settings = base.ppg.values()
         scale = {path: settings[path] for path in ("env.id", *_SMALL_IMAGES)}
@@ -140,14 +140,14 @@ def _codes_of_the_table(base: Base) -> list[Arm]:
     return arms
 
 
-def _value_networks(base: Base) -> list[Arm]:
-    """Return PPO with one network, and with two."""
+def _compare_value_networks(base: Base) -> list[Arm]:
+    """Compare PPO with one network and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
-    return arms_with(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
+    return make_arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
-def _where_values_are_trained(base: Base) -> list[Arm]:
-    """Train values in both phases, or in the policy phase only: as often, or twice as often."""
+def _compare_value_training(base: Base) -> list[Arm]:
+    """Compare value training in both phases with the policy phase alone, also twice as often."""
     alone = {"aux.value_coef": 0.0}
     changes: dict[str, dict[str, Any]] = {
         "values trained": {"aux.value_coef": 1.0},
@@ -155,11 +155,11 @@ def _where_values_are_trained(base: Base) -> list[Arm]:
         "values not trained, twice E_V": alone
         | {"ppo.value_epochs": 2 * base.ppg.ppo.value_epochs},
     }
-    return arms_with(base.ppg, changes)
+    return make_arms(base.ppg, changes)
 
 
-def _fewer_updates(base: Base) -> list[Arm]:
-    """Return auxiliary epochs over all data of a phase, and over parts of it."""
+def _compare_auxiliary_data(base: Base) -> list[Arm]:
+    """Compare auxiliary epochs over all data of a phase with epochs over parts of it."""
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
     changes: dict[str, dict[str, Any]] = {
@@ -168,11 +168,11 @@ def _fewer_updates(base: Base) -> list[Arm]:
         "N = N_π / 4": {"aux.iterations_per_epoch": quarter},
         "the last N_π / 4 alone": last,
     }
-    return arms_with(base.ppg, changes)
+    return make_arms(base.ppg, changes)
 
 
-def _report_settings(base: Base) -> list[Arm]:
-    """Return the PPO of source 004 on a task, and its changes one by one."""
+def _compare_report_settings(base: Base) -> list[Arm]:
+    """Compare the PPO of source 004 with its changes, one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
     normalized, tanh = {"action.rescale": True}, {"action.mean": "tanh"}
@@ -192,7 +192,7 @@ def _report_settings(base: Base) -> list[Arm]:
         "learning rate 1e-3, actions normalized": rate | normalized,
         "learning rate 1e-3, actions normalized, tanh": rate | normalized | tanh,
     }
-    return arms_with(
+    return make_arms(
         get_preset("compat-mva-ppo").with_updates({"env.id": base.ppo.env.id}), changes
     )
 
@@ -222,34 +222,34 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99},
     "rewards normalized by the algorithm's γ": {"reward_norm.gamma": None},
     "value targets of the policy phase": {"aux.recompute_targets": False},
-    "value targets computed anew": {"aux.recompute_targets": True},
+    "value targets recomputed": {"aux.recompute_targets": True},
 }
 """Both variants of the details that source 000 adds to the paper."""
 
 
-def _details(base: Base) -> list[Arm]:
-    """Return PPG on a task, and with one detail changed that the task does not have already."""
+def _compare_details(base: Base) -> list[Arm]:
+    """Compare PPG with variants in which one detail differs."""
     ppg = base.ppg
-    left_out: set[str] = set()
+    excluded: set[str] = set()
     for group, phase in {"ppo": ppg.ppo, "aux": ppg.aux}.items():
         if ppg.model.memory != "none":
-            left_out.add(f"{group}.minibatch_by transitions")
+            excluded.add(f"{group}.minibatch_by transitions")
         if ppg.env.num_envs % phase.num_minibatches:
-            left_out.add(f"{group}.minibatch_by segments")
+            excluded.add(f"{group}.minibatch_by segments")
     if ppg.reward_norm.per == "none" or ppg.ppo.gamma == 0.99:
-        left_out |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
+        excluded |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
     changes = {
         name: change
         for name, change in _DETAILS.items()
-        if not left_out & {f"{path} {value}" for path, value in change.items()}
+        if not excluded & {f"{path} {value}" for path, value in change.items()}
     }
-    return beside_base("PPG", ppg, changes)
+    return make_variants("PPG", ppg, changes)
 
 
-def _penalties(base: Base) -> list[Arm]:
-    """Return clipping and KL penalties, with normalized rewards and without."""
+def _compare_penalties(base: Base) -> list[Arm]:
+    """Compare clipping and KL penalties, with normalized rewards and without."""
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
-    kept: dict[str, dict[str, Any]] = {
+    objectives: dict[str, dict[str, Any]] = {
         "clipping": {},
         "KL penalty": penalty,
         "adaptive KL penalty": penalty | {"ppo.kl_penalty_target": 0.01},
@@ -258,17 +258,22 @@ def _penalties(base: Base) -> list[Arm]:
         "rewards normalized": {"reward_norm.per": "rollout"},
         "rewards as they are": {"reward_norm.per": "none"},
     }
-    return arms_with(
-        base.ppg, {f"{way}, {of}": kept[way] | rewards[of] for of in rewards for way in kept}
+    return make_arms(
+        base.ppg,
+        {
+            f"{way}, {norm}": objectives[way] | rewards[norm]
+            for norm in rewards
+            for way in objectives
+        },
     )
 
 
-def _rates_and_epochs(base: Base) -> list[Arm]:
-    """Return policy epochs at the learning rate, at a third of it and at three times it."""
+def _compare_rates(base: Base) -> list[Arm]:
+    """Compare numbers of policy epochs at one third, one and three times the learning rate."""
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
     epochs = (1, 3, 6) if base.images else (1, 3, 10)
-    return arms_with(
+    return make_arms(
         base.ppg,
         {
             f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}
@@ -284,55 +289,65 @@ _REPORT = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
 # A night of two cores is enough for these. PPG is not published there. Rewards differ in size:
 # Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
-_of_the_paper = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
-_of_details = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
-_of_report = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
-
-_one_out = partial(rungs, mode="leave-one-out")
+_paper_suite = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
+_detail_suite = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
+_report_suite = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
 
 SUITES: dict[str, Suite] = {
-    "fig2": _of_the_paper("PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo,
-                          small=("starpilot", "acrobot", "hopper")),
-    "fig3": _of_the_paper("policy epochs E_π (PPG paper, figure 3)",
-                          _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20))),
-    "value-epochs": _of_the_paper("value epochs E_V (source 001)",
-                                  _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20))),
-    "fig4": _of_the_paper("auxiliary epochs E_aux (PPG paper, figure 4)",
-                          _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9))),
-    "fig5": _of_the_paper("policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
-                          _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32))),
-    "fig6": _of_the_paper(
+    "fig2": _paper_suite(
+        "PPG and PPO (PPG paper, figure 2)", _compare_algorithms,
+        small=("starpilot", "acrobot", "hopper")),
+    "fig3": _paper_suite(
+        "policy epochs E_π (PPG paper, figure 3)",
+        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20))),
+    "value-epochs": _paper_suite(
+        "value epochs E_V (source 001)",
+        _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20))),
+    "fig4": _paper_suite(
+        "auxiliary epochs E_aux (PPG paper, figure 4)",
+        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9))),
+    "fig5": _paper_suite(
+        "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
+        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32))),
+    "fig6": _paper_suite(
         "clipping, and a penalty on the divergence (PPG paper, figure 6)",
         _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}})),
-    "fig7": _of_the_paper(
+    "fig7": _paper_suite(
         "two networks, and one (PPG paper, figure 7)",
         _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}})),
-    "fig8": _of_the_paper("PPO with one network, and with two (PPG paper, figure 8)",
-                          _value_networks),
-    "fig9": _of_the_paper("value training in the auxiliary phase, or none (PPG paper, figure 9)",
-                          _where_values_are_trained),
-    "seeds-table": Suite("the codes of source 000's table on three games, easy, 25M steps",
-                         _codes_of_the_table, small=_TABLE, small_steps=150_000, paper=_TABLE,
-                         levels="easy"),
-    "skip-aux": _of_the_paper(
+    "fig8": _paper_suite(
+        "PPO with one network, and with two (PPG paper, figure 8)", _compare_value_networks),
+    "fig9": _paper_suite(
+        "value training in the auxiliary phase, or none (PPG paper, figure 9)",
+        _compare_value_training),
+    "seeds-table": Suite(
+        "the codes of source 000's table on three games, easy, 25M steps", _compare_codes,
+        small=_TABLE, small_steps=150_000, paper=_TABLE, levels="easy"),
+    "skip-aux": _paper_suite(
         "each auxiliary phase, or every other one (source 000)",
         _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
         paper=_TABLE, levels="easy"),
-    "n-aux": _of_the_paper("auxiliary epochs over N of the N_π iterations (source 001)",
-                           _fewer_updates),
-    "details": _of_details("PPG with one detail of its code changed (source 000)", _details,
-                           paper=_TABLE, levels="easy"),
-    "ppo-details": _of_details("PPO with one detail of its code changed",
-                               lambda base: arms_for_env(base.ppo, details)),
-    "penalties": _of_details("KL penalties, rewards normalized or not (source 001)", _penalties,
-                             small=("pendulum", "hopper")),
-    "rates": _of_details("policy epochs E_π at three learning rates (source 001)",
-                         _rates_and_epochs),
-    "mva": _of_report("deviations, normalized actions and rewards, learning rates (source 004)",
-                      _report_settings, small=_REPORT, paper=_REPORT),
-    "tricks": _of_report("PPO trick by trick, from REINFORCE up (source 003)",
-                         lambda base: arms_for_env(base.ppo, rungs)),
-    "tricks-one-out": _of_report("PPO with all tricks, and with all but one (source 003)",
-                                 lambda base: arms_for_env(base.ppo, _one_out)),
+    "n-aux": _paper_suite(
+        "auxiliary epochs over N of the N_π iterations (source 001)", _compare_auxiliary_data),
+    "details": _detail_suite(
+        "PPG with one detail of its code changed (source 000)", _compare_details,
+        paper=_TABLE, levels="easy"),
+    "ppo-details": _detail_suite(
+        "PPO with one detail of its code changed",
+        lambda base: make_env_arms(base.ppo, make_details)),
+    "penalties": _detail_suite(
+        "KL penalties, rewards normalized or not (source 001)", _compare_penalties,
+        small=("pendulum", "hopper")),
+    "rates": _detail_suite(
+        "policy epochs E_π at three learning rates (source 001)", _compare_rates),
+    "mva": _report_suite(
+        "deviations, normalized actions and rewards, learning rates (source 004)",
+        _compare_report_settings, small=_REPORT, paper=_REPORT),
+    "tricks": _report_suite(
+        "PPO trick by trick, from REINFORCE up (source 003)",
+        lambda base: make_env_arms(base.ppo, make_rungs)),
+    "tricks-one-out": _report_suite(
+        "PPO with all tricks, and with all but one (source 003)",
+        lambda base: make_env_arms(base.ppo, make_rungs, mode="leave-one-out")),
 }  # fmt: skip
 """Suites by the names of `phasicrl suite`."""

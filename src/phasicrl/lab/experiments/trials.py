@@ -1,9 +1,8 @@
-"""Trials: configurations over seeds, trained in processes of their own, and result tables.
+"""Trials: configurations over seeds, trained in separate processes, and result tables.
 
 Kind: effects (trains, writes files).
 
-Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others; no table has
-both.
+Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on others; no table has both.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from phasicrl import Config, evaluate, train
 from phasicrl.config_io import atomic_write
 from phasicrl.envs.make import make_envs
-from phasicrl.lab.analysis.curves import finite_points
+from phasicrl.lab.analysis.curves import extract_points
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import num_cores
 from phasicrl.system.signals import Signals, when_parent_ends
@@ -45,7 +44,7 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 FIRST_REPORT_SEED = 101
-"""Settings are chosen on smaller seeds, and reported on the others."""
+"""First seed for reporting; settings are chosen on smaller seeds."""
 RETURN = "charts/episodic_return_100"
 """Metric of the curves."""
 VALUE_LOSS = "losses/value_loss"
@@ -55,7 +54,7 @@ class Trial(NamedTuple):
     """One run to train.
 
     Attributes:
-        label: description of the run, without the seed.
+        label: description of the run without the seed.
         config: configuration with the seed.
     """
 
@@ -64,7 +63,7 @@ class Trial(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Label and seed, which are unique in a table."""
+        """Label and seed, unique in a table."""
         return (*self.label, str(self.config.seed))
 
     def __str__(self) -> str:
@@ -73,11 +72,11 @@ class Trial(NamedTuple):
 
 
 Measure = Callable[[Trial], list[Row]]
-"""Runs a trial; returns its rows."""
+"""Function that runs a trial and returns its rows."""
 
 
-def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
-    """Return a trial for each seed."""
+def vary_seed(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
+    """Make a trial for each seed."""
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
 
 
@@ -85,9 +84,7 @@ def check_seeds(where: Path, seeds: Iterable[int]) -> None:
     """Refuse seeds for choosing and seeds for reporting in one file or folder."""
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
-        raise ValueError(
-            f"{where} would have {chosen}, and others, which are reported; separate them"
-        )
+        raise ValueError(f"{where} has {chosen}, and others, which are reported; separate them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +93,15 @@ class ResultTable:
 
     Attributes:
         path: file, which need not exist yet.
-        columns: header.
-        label: columns with the parts of a trial's label; `seed` is another column.
+        columns: names of the columns.
+        label: columns with the parts of a trial's label, without `seed`.
     """
 
     path: Path
     columns: Sequence[str]
     label: tuple[str, ...] = ("preset",)
 
-    def rows(self) -> list[dict[str, str]]:
+    def read(self) -> list[dict[str, str]]:
         """Read the rows of the file."""
         if not self.path.is_file():
             return []
@@ -112,27 +109,27 @@ class ResultTable:
         text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
         return list(csv.DictReader(text.splitlines()))
 
-    def rows_of(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
-        """Read the rows of these trials."""
+    def select(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
+        """Read the rows of the given trials."""
         wanted = {trial.key for trial in trials}
-        return [row for row in self.rows() if self._key(row) in wanted]
+        return [row for row in self.read() if self._get_key(row) in wanted]
 
-    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials without a row in the file.
+    def find_missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Find the trials without a row in the file.
 
         Raises:
-            ValueError: seeds for choosing and seeds for reporting would be in one file.
+            ValueError: the file would have seeds for choosing and seeds for reporting.
         """
-        there = {self._key(row) for row in self.rows()}
+        there = {self._get_key(row) for row in self.read()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
         check_seeds(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add the rows of one trial; rows are ordered by label and seed."""
-        everything = [*self.rows(), *({name: str(row[name]) for name in row} for row in rows)]
-        order = list(dict.fromkeys(self._key(row)[:-1] for row in everything))
-        everything.sort(key=lambda row: (order.index(self._key(row)[:-1]), int(row["seed"])))
+        """Add the rows of a trial, and order all rows by label and seed."""
+        everything = [*self.read(), *({name: str(row[name]) for name in row} for row in rows)]
+        order = list(dict.fromkeys(self._get_key(row)[:-1] for row in everything))
+        everything.sort(key=lambda row: (order.index(self._get_key(row)[:-1]), int(row["seed"])))
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
         writer.writeheader()
@@ -143,20 +140,20 @@ class ResultTable:
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(packed)
 
-    def _key(self, row: dict[str, str]) -> tuple[str, ...]:
+    def _get_key(self, row: dict[str, str]) -> tuple[str, ...]:
         """Return the key of a row's trial."""
         return (*(row[name] for name in self.label), row["seed"])
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a trial failed: its error, or the exit code of its process."""
+    """Reason why a trial failed: its error, or the exit code of its process."""
 
     reason: str
 
 
 class FailedTrialsError(RuntimeError):
-    """Some trials failed, the others were run."""
+    """Raised after all other trials if some failed."""
 
     exit_code = 1
 
@@ -164,15 +161,15 @@ class FailedTrialsError(RuntimeError):
 def run_trials(
     items: Iterable[Item], work: Callable[[Item], T], *, jobs: int = 1
 ) -> Iterator[tuple[Item, T | Failure]]:
-    """Call a function on each item in a process of its own; yield results as they arrive.
+    """Call a function on each item in a separate process, and yield results as they arrive.
 
     A failed item does not stop the others. SIGTERM, Ctrl-C and closing the iterator end all
     processes, each after saving its run.
 
     Args:
-        items: read one by one, each when its process can start; picklable.
-        work: trains one item and returns what it reached; picklable.
-        jobs: processes at a time.
+        items: picklable items, read one by one as processes can start.
+        work: picklable function that trains an item and returns the result.
+        jobs: number of processes at a time.
 
     Raises:
         Preempted: SIGTERM arrived.
@@ -181,7 +178,7 @@ def run_trials(
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
     running: dict[Any, tuple[Item, Any]] = {}
-    # The loop raises what arrives: raised inside a destructor, an exception would be lost.
+    # Raised by the loop, since an exception inside a destructor would be lost.
     received: list[BaseException] = []
     with Signals(lambda error: received.append(error) is None) as signals:
         try:
@@ -214,7 +211,7 @@ def run_trials(
 
 
 def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
-    """Send what `work` returns, or its error, to the process that waits for it."""
+    """Send the result of `work`, or its error, to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
@@ -230,7 +227,7 @@ def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tup
     """Yield the results among outcomes.
 
     Raises:
-        FailedTrialsError: at the end, if there were failures; the message has each.
+        FailedTrialsError: there were failures; the message, after all results, lists them.
     """
     failed: list[str] = []
     for item, outcome in outcomes:
@@ -246,31 +243,33 @@ def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tup
 def fill_table(
     table: ResultTable, trials: Sequence[Trial], measure: Measure, jobs: int = 1
 ) -> Iterator[Trial]:
-    """Run the trials that a table lacks; yield each as soon as its rows are written.
+    """Run the missing trials of a table, and yield each after its rows are written.
 
     An interrupted or failed run has no row: the same call resumes it.
 
     Raises:
-        ValueError: seeds for choosing and seeds for reporting would be in one table, or a trial was
+        ValueError: the table would have seeds for choosing and seeds for reporting, or a trial is
             given twice.
         FailedTrialsError: some trials failed; all others have their rows.
     """
     twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
     if twice:
-        raise ValueError(f"{twice[0]} was given twice; name each task and seed once")
-    for trial, rows in raise_failures(run_trials(table.missing(trials), measure, jobs=jobs)):
+        raise ValueError(f"trials has {twice[0]} twice; give each task and seed once")
+    for trial, rows in raise_failures(run_trials(table.find_missing(trials), measure, jobs=jobs)):
         table.add(rows)
         yield trial
 
 
-def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = None) -> Config:
-    """Return a configuration for a run among others: named by its options, without displays.
+def prepare_config(
+    config: Config, stem: str, output_dir: Path, *, threads: int | None = None
+) -> Config:
+    """Prepare a configuration for a run among others: named by its options, without displays.
 
     Args:
         config: configuration of the run.
-        stem: start of the name, after its last colon.
-        output_dir: folder whose folder `runs` gets the run directory.
-        threads: threads of the run and of EnvPool; None: chosen for this machine.
+        stem: beginning of the name, after its last colon.
+        output_dir: parent of the folder `runs` of run directories.
+        threads: number of threads of the run and of EnvPool; None: chosen for this machine.
     """
     changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
     if threads is not None:
@@ -278,23 +277,23 @@ def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = 
             changes["compute.num_threads"] = threads
         if not config.env.id.startswith("gymnasium:"):
             changes["env.num_threads"] = threads
-    # Without options at their defaults: a version with more options finds its runs.
+    # Without options at their defaults, so that a version with more options finds its runs.
     usual = Config().identity()
-    own = {path: value for path, value in config.identity().items() if value != usual.get(path)}
-    digest = hashlib.sha256(json.dumps(own, default=str, sort_keys=True).encode()).hexdigest()
+    changed = {path: value for path, value in config.identity().items() if value != usual.get(path)}
+    digest = hashlib.sha256(json.dumps(changed, default=str, sort_keys=True).encode()).hexdigest()
     changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
     return config.with_updates(changes)
 
 
-def threads_of_each(jobs: int) -> int | None:
-    """Return the threads of each of several runs that share this machine; None for one run."""
+def divide_cores(jobs: int) -> int | None:
+    """Return the threads of each of several runs on this machine; None for one run."""
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; expected at least 1")
     return None if jobs == 1 else max(1, num_cores() // jobs)
 
 
 def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
-    """Refuse configurations that cannot be trained: make environments and an agent of each.
+    """Check that configurations can be trained: make environments and an agent of each.
 
     Raises:
         ValueError: the message names the arm.
@@ -309,39 +308,39 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
             raise ValueError(f"{arm}: {error}") from None
 
 
-def train_unless_diverged(config: Config, **options: Any) -> RunDirectory:
-    """Train or resume, with options of `train`; a run that diverged is left as it is."""
+def train_or_resume(config: Config, **options: Any) -> RunDirectory:
+    """Train or resume a run with options of `train`; leave a diverged run as it is."""
 
-    def diverged() -> RunDirectory | None:
+    def find_diverged() -> RunDirectory | None:
         return next((run for run in RunDirectory.of(config)[-1:] if "diverged" in run.card), None)
 
-    if run := diverged():
+    if run := find_diverged():
         return run
     try:
         return RunDirectory(train(config, resume="auto", **options).directory)
     except ValueError:
-        if run := diverged():
+        if run := find_diverged():
             return run
         raise
 
 
-def curve_grid(budget: int) -> NDArray[np.float64]:
-    """Return the steps of the points of a curve."""
+def make_curve_steps(budget: int) -> NDArray[np.float64]:
+    """Make the steps of the points of a curve."""
     return np.linspace(0.0, budget, 41)[1:]
 
 
-def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> Row:
-    """Return the results of a run; a diverged run keeps its last return.
+def summarize_run(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> Row:
+    """Summarize a run as a row of results; a diverged run keeps its last return.
 
     Args:
         directory: run directory.
-        make_env: environment of a run on your own environment.
+        make_env: function that makes the environment of the run, if it is your own.
     """
     files = RunDirectory(directory)
     # A run that diverged in its first iteration has no rows.
     rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if files.last_rows(1) else []
-    losses, (steps, returns) = finite_points(rows, VALUE_LOSS)[1], finite_points(rows, RETURN)
-    grid = curve_grid(files.config.total_env_steps) + files.config.batch_size / 2
+    losses, (steps, returns) = extract_points(rows, VALUE_LOSS)[1], extract_points(rows, RETURN)
+    grid = make_curve_steps(files.config.total_env_steps) + files.config.batch_size / 2
     # Before the first return there is none.
     curve = np.append(returns, math.nan)[np.searchsorted(steps, grid, side="right") - 1]
     greedy = math.nan

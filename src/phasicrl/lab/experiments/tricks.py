@@ -1,4 +1,4 @@
-"""The tricks of PPO, added one by one to REINFORCE, or removed or changed one at a time.
+"""Tricks of PPO, added one by one to REINFORCE, or removed or changed one at a time.
 
 Kind: effects (makes an environment to read its spaces).
 
@@ -21,7 +21,7 @@ Arm = tuple[str, Config]
 """Name and configuration of one side of a comparison."""
 
 
-def arms_with(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+def make_arms(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
     """Make an arm for each set of changes.
 
     Args:
@@ -31,9 +31,9 @@ def arms_with(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Ar
     return [(name, base.with_updates(dict(on))) for name, on in changes.items()]
 
 
-def beside_base(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """Return `base` under a name, and the arms of `arms_with` that differ from it."""
-    return [(name, base), *(arm for arm in arms_with(base, changes) if arm[1] != base)]
+def make_variants(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+    """Return an arm for `base`, and one for each set of changes that has an effect."""
+    return [(name, base), *(arm for arm in make_arms(base, changes) if arm[1] != base)]
 
 
 class Trick(NamedTuple):
@@ -41,8 +41,8 @@ class Trick(NamedTuple):
 
     Attributes:
         name: name of the trick.
-        on: options by path from this rung upwards.
-        off: these options on the rungs below.
+        on: options by path, from this rung upwards.
+        off: options by path, on the rungs below.
     """
 
     name: str
@@ -71,41 +71,36 @@ TRICKS = (
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
     Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
 )  # fmt: skip
-"""Tricks in the order of the document; return normalization is that of value targets.
-
-Rewards are never normalized here.
-"""
+"""Tricks in the order of the document; return normalization is that of value targets."""
 
 RETURNS = ("baseline", "TD(λ)")
-"""Tricks without which returns are sums of rewards, then over whole episodes."""
+"""Tricks without which returns are sums of rewards, over whole episodes."""
 
 
-def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
+def _choose_episode_options(base: Config, limit: int) -> dict[str, Any]:
     """Return options that collect whole episodes in rollouts of about as many steps."""
     num_steps = base.ppo.num_steps
-    while num_steps < 2 * longest:
+    while num_steps < 2 * limit:
         num_steps *= 2
     num_envs = max(1, base.batch_size // num_steps)
     return {"ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs}
 
 
-def rungs(
-    base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), longest: int | None = None
+def make_rungs(
+    base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), limit: int | None = None
 ) -> list[Arm]:
-    """Return the configurations to train, by name.
-
-    Rewards are never normalized.
+    """Make an arm for each rung. Rewards are never normalized.
 
     Args:
         base: all other options: environment, network sizes, budget, learning rate.
-        mode: tricks added one by one from REINFORCE, or all of them and then all but one.
-        unused: beginnings of options that the environment has no use for.
-        longest: steps of its longest episode; if given, rungs that learn from sums of rewards
-            collect whole episodes, else rollouts cut them.
+        mode: `ladder` adds tricks one by one to REINFORCE; `leave-one-out` removes each from all.
+        unused: beginnings of options without effect in the environment.
+        limit: maximum steps of an episode. With a limit, rungs that learn from sums of rewards
+            collect whole episodes; without, rollouts cut episodes.
     """
     tricks = [trick for trick in TRICKS if not any(path.startswith(unused) for path in trick.on)]
-    if longest is not None:
-        whole = _in_whole_episodes(base, longest)
+    if limit is not None:
+        whole = _choose_episode_options(base, limit)
         parts = {path: base.values()[path] for path in whole}
         for place, trick in enumerate(tricks):
             if trick.name in RETURNS:
@@ -124,18 +119,20 @@ def rungs(
         changes = [("REINFORCE", all_off)]
         for trick in tricks:
             changes.append((f"+ {trick.name}", changes[-1][1] | trick.on))
-    return arms_with(base, dict(changes))
+    return make_arms(base, dict(changes))
 
 
-def details(base: Config, *, unused: tuple[str, ...] = (), longest: int | None = None) -> list[Arm]:
-    """Return PPO, and PPO with one detail changed on which the reference codes differ.
+def make_details(
+    base: Config, *, unused: tuple[str, ...] = (), limit: int | None = None
+) -> list[Arm]:
+    """Make an arm of PPO, and one for each detail on which the reference codes differ.
 
     Details that `base` has already, or without effect on the task, are left out.
 
     Args:
         base: a configuration of PPO.
-        unused: beginnings of options that the environment has no use for.
-        longest: steps of its longest episode, if there is a limit.
+        unused: beginnings of options without effect in the environment.
+        limit: maximum steps of an episode; None without a limit.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"
     stop, rate = {"ppo.target_kl": 0.015}, 3 * (ppo.value_learning_rate or ppo.learning_rate)
@@ -154,20 +151,20 @@ def details(base: Config, *, unused: tuple[str, ...] = (), longest: int | None =
         changes["policy epochs first"] = {"ppo.epoch_order": "policy_first"}
     if base.reward_norm.per != "none":
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
-    changes |= _episodes(base, longest) if longest is not None else {}
+    changes |= _make_episode_arms(base, limit) if limit is not None else {}
     has_effect = {
         name: on for name, on in changes.items() if not any(path.startswith(unused) for path in on)
     }
-    return beside_base("PPO", base, has_effect)
+    return make_variants("PPO", base, has_effect)
 
 
-def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
-    """Return an arm with whole episodes, and one with rollouts of the same shape if it is new.
+def _make_episode_arms(base: Config, limit: int) -> dict[str, dict[str, Any]]:
+    """Return changes to whole episodes, and to rollouts of the same shape.
 
     There are none if half of a rollout cannot hold an episode, or if its segments cannot be split
     into minibatches.
     """
-    whole = _in_whole_episodes(base, longest)
+    whole = _choose_episode_options(base, limit)
     num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
     uneven = base.ppo.minibatch_by == "segments" and num_envs % base.ppo.num_minibatches
     if num_envs * num_steps > base.batch_size or uneven:
@@ -179,12 +176,13 @@ def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def arms_for_env(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
-    """Return `rungs` or `details` for the environment of `base`.
+def make_env_arms(base: Config, make: Callable[..., list[Arm]], **options: Any) -> list[Arm]:
+    """Make arms for the environment of `base`.
 
     Args:
-        base: see `rungs`.
-        arms_of: `rungs` with a mode, or `details`.
+        base: configuration with all other options.
+        make: `make_rungs` or `make_details`.
+        options: further arguments of `make`.
     """
     with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:
         agent = make_agent(base, envs)
@@ -193,4 +191,4 @@ def arms_for_env(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
             "action.": agent.policy_head.num_continuous,
         }  # fmt: skip
     unused = tuple(path for path, used in uses.items() if not used)
-    return arms_of(base, unused=unused, longest=episode_limit(base.env))
+    return make(base, unused=unused, limit=episode_limit(base.env), **options)

@@ -1,1 +1,1 @@
-"""What goes to other tools and comes from them: exported policies, packages, configurations."""
+"""Export to other tools: policies, packages, the Hugging Face Hub."""

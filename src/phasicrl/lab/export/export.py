@@ -1,6 +1,6 @@
 """Policies as files for other tools: ONNX and `torch.export`. Kind: effects (files, environments).
 
-A file is compared with the agent on observations of the run's environments before it is kept.
+A new file is compared with the agent on observations of the run's environments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.lab.export.graph import PolicyGraph, named_inputs
+from phasicrl.lab.export.graph import PolicyGraph, name_inputs
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.system.machine import optional_module
 from phasicrl.training.evaluate import Evaluation, SavedAgent
@@ -34,38 +34,38 @@ SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
 """Largest accepted difference, absolute below 1 and relative above."""
 _KEY = "phasicrl"
-"""Key of the description in a file's metadata."""
+"""Key of our entry in a file's metadata."""
 Arrays = dict[str, NDArray[Any]]
 
 
 class PolicyFile(NamedTuple):
-    """An open exported policy.
+    """Exported policy, opened.
 
     Attributes:
-        about: description of the policy: spaces, inputs, outputs, origin.
-        run: maps inputs by name, `[B, …]`, to the outputs in order.
+        metadata: spaces, inputs, outputs and origin of the policy.
+        run: function from inputs by name, `[B, …]`, to the outputs in order.
     """
 
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     run: Callable[[Arrays], list[NDArray[Any]]]
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Map inputs by name, `[B, …]`, to outputs by name."""
-        return dict(zip(self.about["outputs"], self.run(inputs), strict=True))
+        return dict(zip(self.metadata["outputs"], self.run(inputs), strict=True))
 
 
 class Export(NamedTuple):
-    """A file that was written, and its comparison with the agent.
+    """Exported file, and its comparison with the agent.
 
     Attributes:
         path: file.
-        about: description of the policy, as in the file.
+        metadata: metadata of the policy, as in the file.
         observations: number of compared observations.
         difference: largest difference between an output and the agent's, relative above 1.
     """
 
     path: Path
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     observations: int
     difference: float
 
@@ -77,7 +77,7 @@ def export_policy(
     """Write the policy of a run as a file that other tools can run.
 
     The file includes normalization, masks, memory and the conversion of actions; `PolicyGraph`
-    describes inputs and outputs. It is compared with the agent before it is kept.
+    describes inputs and outputs.
 
     Args:
         run_dir: Run directory.
@@ -85,7 +85,7 @@ def export_policy(
         output: The file; else `policy.onnx` or `policy.pt2` in the run directory.
         weights: The last weights, or the best by the evaluations of the run.
         observations: Minimum number of observations on which it is compared with the agent.
-        user_objects: as for `evaluate`.
+        user_objects: objects of your own, as for `evaluate`.
 
     Raises:
         ValueError: not a run directory, no weights yet, a network that `torch.export` cannot
@@ -97,17 +97,17 @@ def export_policy(
     saved = SavedAgent.open(run_dir, **user_objects)
     output = output or saved.files.path / f"policy{SUFFIXES[format]}"
     if output.suffix != SUFFIXES[format]:
-        raise ValueError(f"output is {output}; files of {format} end with {SUFFIXES[format]}")
+        raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            _import(package)
+            _import_package(package)
     num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = saved.make_envs(num_envs, "unseen", seed=0)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
         agent = saved.load(envs, weights)
         graph = PolicyGraph(agent, has_masks=envs.mask_size > 0).eval()
-        seen = list(islice(_play(graph, envs), math.ceil(observations / num_envs)))
-        about = {
+        samples = list(islice(_iterate_inputs(graph, envs), math.ceil(observations / num_envs)))
+        metadata = {
             "env": saved.config.env.id,
             "observation_space": str(envs.observation_space),
             "action_space": str(envs.action_space),
@@ -120,26 +120,26 @@ def export_policy(
         output.parent.mkdir(parents=True, exist_ok=True)
         temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
         try:
-            _write(graph, seen[0], format, temporary, about)
+            _write_file(graph, samples[0], format, temporary, metadata)
             policy = open_policy(temporary)
-            difference = max(_difference(policy, graph, inputs) for inputs in seen)
+            difference = max(_compare_outputs(policy, graph, inputs) for inputs in samples)
             os.replace(temporary, output)
         finally:
             temporary.unlink(missing_ok=True)
-    return Export(output, about, num_envs * len(seen), difference)
+    return Export(output, metadata, num_envs * len(samples), difference)
 
 
-def _import(package: str) -> Any:
+def _import_package(package: str) -> Any:
     return optional_module(package, f"ONNX needs {package}")
 
 
-def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
-    """Act with sampled actions; yield the inputs of the graph at each step."""
+def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
+    """Act with sampled actions, and yield the inputs of the graph at each step."""
     agent, generator = graph.agent, Generator().manual_seed(0)
     obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
     while True:
-        named = named_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
+        named = name_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
         yield tuple(named[name].clone() for name in graph.inputs)
         masks = None if mask is None else mask.unsqueeze(1)
         policy, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, masks)
@@ -147,12 +147,12 @@ def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
         obs, first = step.obs, step.terminated | step.truncated
 
 
-def _write(
-    graph: PolicyGraph, inputs: tuple[Tensor, ...], format: Format, output: Path, about: dict
+def _write_file(
+    graph: PolicyGraph, inputs: tuple[Tensor, ...], format: Format, output: Path, metadata: dict
 ) -> None:
-    """Write the graph, for batches of any size."""
+    """Write the graph for batches of any size."""
     axes = tuple({0: torch.export.Dim("batch", min=1)} for _ in inputs)
-    with _quiet():
+    with _silence():
         try:
             program = torch.export.export(graph, inputs, dynamic_shapes={"inputs": axes})
         except Exception as error:  # a user's network may raise any error
@@ -161,19 +161,19 @@ def _write(
                 "make your encoder independent of the values of tensors"
             ) from error
         if format == "torch":
-            torch.export.save(program, output, extra_files={_KEY: json.dumps(about)})
+            torch.export.save(program, output, extra_files={_KEY: json.dumps(metadata)})
         else:
             made: Any = torch.onnx.export(
                 program, dynamo=True, input_names=list(graph.inputs),
                 output_names=list(graph.outputs), verbose=False,
             )  # fmt: skip
-            made.model.metadata_props[_KEY] = json.dumps(about)
+            made.model.metadata_props[_KEY] = json.dumps(metadata)
             made.save(output)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporters' own warnings and log."""
+def _silence() -> Iterator[None]:
+    """Silence the warnings and the log of the exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -184,16 +184,16 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _difference(policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tensor, ...]) -> float:
+def _compare_outputs(policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tensor, ...]) -> float:
     """Return the largest difference between the outputs of a file and of the agent.
 
     Raises:
-        ValueError: it is larger than `TOLERANCE`.
+        ValueError: the difference is larger than `TOLERANCE`.
     """
-    found = policy(dict(zip(graph.inputs, (each.numpy() for each in inputs), strict=True)))
+    outputs = policy(dict(zip(graph.inputs, (each.numpy() for each in inputs), strict=True)))
     largest = 0.0
     for name, tensor in zip(graph.outputs, graph(*inputs), strict=True):
-        expected, got = tensor.numpy(), found[name]
+        expected, got = tensor.numpy(), outputs[name]
         worst = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
         if not worst <= TOLERANCE:
             raise ValueError(
@@ -208,21 +208,21 @@ def open_policy(path: Path) -> PolicyFile:
     """Open an exported policy.
 
     Args:
-        path: a file of `export_policy`, or a run directory or package, whose newest file is opened.
+        path: a file of `export_policy`, or a run directory or package with one or two.
 
     Raises:
-        ValueError: there is none, or it is not one of ours.
+        ValueError: no exported policy, or a file of another program.
         ImportError: `onnxruntime` is missing.
     """
     names = [f"policy{suffix}" for suffix in SUFFIXES.values()]
     files = [path / name for name in names] if path.is_dir() else [path]
-    found = [file for file in files if file.is_file()]
-    if not found:
+    present = [file for file in files if file.is_file()]
+    if not present:
         raise ValueError(f"{path} has no exported policy; `phasicrl export RUN` writes one")
-    path = max(found, key=lambda file: file.stat().st_mtime_ns)
+    path = max(present, key=lambda file: file.stat().st_mtime_ns)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
-        _import("onnxruntime")
+        _import_package("onnxruntime")
     try:
         text, run = (_open_onnx if is_onnx else _open_torch)(path)
     except Exception as error:  # onnxruntime's errors have no common class
@@ -261,7 +261,7 @@ def play_exported(
 ) -> Evaluation:  # fmt: skip
     """Run episodes with the most likely actions of an exported policy.
 
-    The episodes are those of `evaluate` with the same environments, seed and number.
+    Episodes are those of `evaluate` with the same environments, seed and number.
 
     Args:
         run_dir: Run directory, for the environments.
@@ -269,7 +269,7 @@ def play_exported(
         episodes: Number of episodes.
         levels: Procgen: the full distribution of levels, or those of the training.
         seed: Seed of the episodes.
-        user_objects: as for `evaluate`; the file has the network.
+        user_objects: objects of your own, as for `evaluate`.
 
     Raises:
         ValueError: not a run directory, no exported policy, or one for other spaces.
@@ -280,19 +280,19 @@ def play_exported(
     policy = open_policy(file or saved.files.path)
     with closing(saved.make_envs(min(episodes, 16), levels, seed)) as envs:
         for space in ("observation_space", "action_space"):
-            exported, here = policy.about[space], str(getattr(envs, space))
+            exported, here = policy.metadata[space], str(getattr(envs, space))
             if exported != here:
                 raise ValueError(
-                    f"{file or saved.files.path} was exported for the {space} {exported}, but "
-                    f"{envs.name} has {here}; give the run that it was exported from"
+                    f"{file or saved.files.path} was exported for the {space} {exported}; expected "
+                    f"{here} of {envs.name}. Give the run of the file."
                 )
         layout = saved.load(envs).reader.layout
 
-        def act(seen: Any) -> tuple[Tensor, Tensor]:
-            inputs = named_inputs(layout, *seen)
-            outputs = policy({name: inputs[name].numpy() for name in policy.about["inputs"]})
-            state = outputs.get("new_state", seen.state)
+        def act(given: Any) -> tuple[Tensor, Tensor]:
+            inputs = name_inputs(layout, *given)
+            outputs = policy({name: inputs[name].numpy() for name in policy.metadata["inputs"]})
+            state = outputs.get("new_state", given.state)
             return torch.from_numpy(outputs["action"]), torch.as_tensor(state)
 
-        state = torch.zeros(envs.num_envs, policy.about["state_size"])
+        state = torch.zeros(envs.num_envs, policy.metadata["state_size"])
         return Evaluation("greedy", *play_episodes(act, envs, state, episodes=episodes), levels)

@@ -1,4 +1,4 @@
-"""A policy as one graph for other tools. Kind: state (a module without effects)."""
+"""Policy as one graph for other tools. Kind: state (a module without effects)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from phasicrl.models.agent import Agent
 
 
 class PolicyGraph(nn.Module):
-    """One step of B environments, with normalization, masks and memory.
+    """Policy of one step of B environments, with normalization, masks and memory.
 
     Inputs, tensors `[B, …]` in this order:
     - `obs`: observation; numbers as float32, images and other bytes as uint8, members of finite
       sets as int64 from zero. A `Dict` or `Tuple` space has one input for each part: `obs/KEY`.
-    - `first` bool and `state` float, only with a memory: whether an episode begins, and `new_state`
-      of the step before, which is ignored where `first` is true.
+    - `first` bool and `state` float, only with a memory: true where an episode begins, and
+      `new_state` of the step before, which is ignored there.
     - `action_mask` bool `[B, M]`, only of environments with masks: allowed options.
 
     Outputs:
@@ -31,7 +31,7 @@ class PolicyGraph(nn.Module):
 
     Args:
         agent: agent in evaluation mode, on the CPU.
-        has_masks: whether environments have masks.
+        has_masks: true for environments with masks.
     """
 
     def __init__(self, agent: Agent, *, has_masks: bool) -> None:
@@ -44,15 +44,15 @@ class PolicyGraph(nn.Module):
     def inputs(self) -> dict[str, str]:
         """Names and descriptions of the inputs, in order."""
         about = {
-            _name(leaf.path): f"observed, {_shape(*leaf.shape)} {leaf.dtype}"
+            _format_name(leaf.path): f"observed, {_format_shape(*leaf.shape)} {leaf.dtype}"
             for leaf in self.agent.reader.layout.leaves
         }
         if self.has_memory:
-            about["first"] = f"where an episode begins, {_shape()} bool"
+            about["first"] = f"where an episode begins, {_format_shape()} bool"
             before = "new_state of the step before; any where first is true"
-            about["state"] = f"{before}, {_shape(self.agent.state_size)} float32"
+            about["state"] = f"{before}, {_format_shape(self.agent.state_size)} float32"
         if self.has_masks:
-            shape = _shape(self.agent.policy_head.mask_size)
+            shape = _format_shape(self.agent.policy_head.mask_size)
             about["action_mask"] = f"true where an option is allowed, {shape} bool"
         return about
 
@@ -88,7 +88,7 @@ class PolicyGraph(nn.Module):
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
-def named_inputs(
+def name_inputs(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
     """Name the inputs of an agent as a graph's inputs.
@@ -101,16 +101,16 @@ def named_inputs(
         action_mask: allowed actions, `[B, M]`; None if all are.
     """
     tree = layout.unpack(obs)
-    named = {_name(leaf.path): reduce(getitem, leaf.path, tree) for leaf in layout.leaves}
+    named = {_format_name(leaf.path): reduce(getitem, leaf.path, tree) for leaf in layout.leaves}
     named |= {"first": first, "state": state}
     return named if action_mask is None else named | {"action_mask": action_mask}
 
 
-def _name(path: tuple[str | int, ...]) -> str:
-    """Return the name of the input for a part of an observation."""
+def _format_name(path: tuple[str | int, ...]) -> str:
+    """Format the name of the input for a part of an observation."""
     return "/".join(["obs", *map(str, path)])
 
 
-def _shape(*sizes: int) -> str:
+def _format_shape(*sizes: int) -> str:
     """Format the shape of a batch."""
     return f"[{', '.join(('B', *map(str, sizes)))}]"

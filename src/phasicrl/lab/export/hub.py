@@ -1,7 +1,7 @@
 """Packages on the Hugging Face Hub. Kind: effects (network).
 
-Only the files of a package are uploaded. A download is checked before it is put in place: names,
-hashes, and that weights are safetensors. None of it is executed.
+Only the files of a package are uploaded. Names and hashes of a download are checked before it is
+moved to its place; nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def push(
 
     Args:
         package: Folder of the package.
-        repository: OWNER/NAME; it is created if it does not exist.
-        private: Whether a new repository is hidden from others.
+        repository: OWNER/NAME, created if it does not exist.
+        private: Hide a new repository from others.
         dry_run: Check everything, upload nothing.
 
     Returns:
-        The names of the files that were uploaded, or would be.
+        Names of the uploaded files.
 
     Raises:
-        ValueError: not a package, or one that was changed.
+        ValueError: not a package, or a changed package.
         ImportError: `huggingface_hub` is missing.
     """
     hub = optional_module("huggingface_hub", "the hub needs huggingface_hub")
@@ -54,27 +54,27 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         revision: A branch, a tag or a commit; none: the newest.
 
     Returns:
-        The folder: `evaluate`, `video`, `export` and `--init-from` take it as a run directory.
+        The folder, a run directory for `evaluate`, `video`, `export` and `--init-from`.
 
     Raises:
-        ValueError: the folder already exists, or the download is not a whole package.
+        ValueError: the folder exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
     hub = optional_module("huggingface_hub", "the hub needs huggingface_hub")
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
-        raise ValueError(f"output {output} already exists; remove it or choose another")
+        raise ValueError(f"output is {output}, which exists; remove it or choose another")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".pull-") as folder:
-        fetched = Path(folder) / "fetched"
+        downloaded = Path(folder) / "downloaded"
         hub.snapshot_download(
-            repository, revision=revision, local_dir=str(fetched),
+            repository, revision=revision, local_dir=str(downloaded),
             allow_patterns=[*FILES, HASHES_FILE],
         )  # fmt: skip
-        shutil.rmtree(fetched / ".cache")  # of the client
+        shutil.rmtree(downloaded / ".cache")  # of the client
         try:
-            check_package(fetched)
+            check_package(downloaded)
         except ValueError as error:
             raise ValueError(f"{repository}: {error}") from None
-        fetched.rename(output)
+        downloaded.rename(output)
     return output

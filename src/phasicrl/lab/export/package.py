@@ -1,7 +1,7 @@
-"""Trained agents as packages to publish. Kind: effects (files, environments).
+"""Packages of trained agents for publication. Kind: effects (files, environments).
 
-A package is a folder of fixed names: configuration, weights, origin, an evaluation, a page for
-readers and a list of hashes. It can be used wherever a run directory is only read.
+A package is a folder with configuration, weights, origin, an evaluation, a page for readers and a
+list of hashes. Everything that only reads a run directory reads packages, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from phasicrl import Config, evaluate
 from phasicrl.config_io import write_json
-from phasicrl.lab.analysis.curves import Task, task_of
+from phasicrl.lab.analysis.curves import Task, get_task
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.runs.directory import RunDirectory, WeightsKind
@@ -28,13 +28,13 @@ PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA25
 NEEDED = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "training.tfevents"
 FILES = (*NEEDED, METRICS_FILE, EVENTS_FILE, "policy.onnx")
-"""Files that a package may hold, beside the list of their hashes."""
-_OF_CARD = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
-"""Published entries of the card, without the command, which has folders of its machine."""
+"""Possible files of a package, besides the list of their hashes."""
+_CARD_FIELDS = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
+"""Published fields of the card; the command is not, since it has folders of its machine."""
 
 
 class Package(NamedTuple):
-    """A package that was written.
+    """Written package.
 
     Attributes:
         path: folder of the package.
@@ -54,52 +54,52 @@ def release(
 
     Args:
         runs: Run directories.
-        output: Gets a folder for each package.
-        best: Of the runs of an environment take the one with the highest return at its end.
+        output: Parent of the packages' folders.
+        best: Package the run with the highest final return of each environment only.
         weights: The last weights, or the best by the evaluations of the run.
-        episodes: Episodes of the evaluation, for each way of choosing actions.
+        episodes: Episodes of the evaluation, for greedy and for sampled actions each.
         onnx: Add `policy.onnx`, which other tools can run.
-        user_objects: as for `evaluate`.
+        user_objects: objects of your own, as for `evaluate`.
 
     Raises:
-        ValueError: not a run directory, no weights yet, or an output folder that already exists.
+        ValueError: not a run directory, no weights yet, or an output folder that exists.
     """
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")
-    folders: dict[Path, SavedAgent] = {}
-    for run in _best_of_each(runs) if best else runs:
+    agents: dict[Path, SavedAgent] = {}
+    for run in _select_best(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
         config = saved.config
         env = config.env.id.rpartition(":")[2].replace("/", "-")
         path = output / f"{config.name}-{env}-s{config.seed}"
-        if path.exists() or path in folders:
-            raise ValueError(f"output {path} already exists; remove it or choose another")
-        folders[path] = saved
+        if path.exists() or path in agents:
+            raise ValueError(f"output has {path.name} already; remove it or choose another output")
+        agents[path] = saved
     packages = []
-    for path, saved in folders.items():
+    for path, saved in agents.items():
         partial = path.with_name(f".{path.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
             _copy_agent(saved, weights, partial)
-            found = evaluate(partial, episodes=episodes, **user_objects)
+            evaluations = evaluate(partial, episodes=episodes, **user_objects)
             if onnx:
                 export_policy(partial, **user_objects)
-            _write_pages(partial, found)
+            _write_pages(partial, evaluations)
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        packages.append(Package(path, tuple(found)))
+        packages.append(Package(path, tuple(evaluations)))
     return packages
 
 
-def _best_of_each(runs: Sequence[Path]) -> list[Path]:
-    """Choose for each task the run that ended with the highest return."""
+def _select_best(runs: Sequence[Path]) -> list[Path]:
+    """Select the run with the highest final return of each task."""
     best: dict[Task, tuple[float, RunDirectory]] = {}
     for run in map(RunDirectory, map(Path, runs)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
         last = returns[-1] if returns else float("-inf")
-        task = task_of(run.env_id, run.config)
+        task = get_task(run.env_id, run.config)
         if task not in best or last > best[task][0]:
             best[task] = last, run
     return [run.path for _, run in best.values()]
@@ -110,8 +110,8 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     run, files = saved.files, RunDirectory(folder)
     files.write_config(replace(saved.config, output_dir="runs", init_from=None))
     env_steps = run.steps_of_weights(weights)
-    kept = {name: value for name, value in run.card.items() if name in _OF_CARD}
-    files.write_card(kept | {"env_steps": env_steps})
+    fields = {name: value for name, value in run.card.items() if name in _CARD_FIELDS}
+    files.write_card(fields | {"env_steps": env_steps})
     files.save_weights(run.weights(weights), env_steps=env_steps)
     if (run.path / METRICS_FILE).is_file():
         shutil.copyfile(run.path / METRICS_FILE, folder / METRICS_FILE)
@@ -120,49 +120,51 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
 
 
-def _write_pages(folder: Path, found: Sequence[Evaluation]) -> None:
+def _write_pages(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the evaluation, the page for readers and the list of hashes."""
     files = RunDirectory(folder)
-    results = [each.to_dict() | {"returns": each.returns} for each in found]
-    about = {"episodes": len(found[0].returns), "seed": 0, "results": results}
-    write_json(folder / EVALUATION_FILE, about)
-    (folder / PAGE_FILE).write_text(page(files.config, files.card, found), encoding="utf-8")
+    results = [each.to_dict() | {"returns": each.returns} for each in evaluations]
+    content = {"episodes": len(evaluations[0].returns), "seed": 0, "results": results}
+    write_json(folder / EVALUATION_FILE, content)
+    text = format_page(files.config, files.card, evaluations)
+    (folder / PAGE_FILE).write_text(text, encoding="utf-8")
     names = [name for name in FILES if (folder / name).is_file()]
-    hashes = "".join(f"{_digest(folder / name)}  {name}\n" for name in names)
+    hashes = "".join(f"{_hash_file(folder / name)}  {name}\n" for name in names)
     (folder / HASHES_FILE).write_text(hashes)
 
 
-def _digest(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def check_package(path: Path) -> list[str]:
-    """Check that a package has exactly its listed files, unchanged; returns their names.
+    """Check that a package has exactly its listed files, unchanged; return their names.
 
     Raises:
-        ValueError: it is not a whole package.
+        ValueError: not a whole package.
     """
     if not (path / HASHES_FILE).is_file():
         raise ValueError(f"{path} has no {HASHES_FILE}; expected a package of `phasicrl release`")
     pairs = [line.split() for line in (path / HASHES_FILE).read_text().splitlines()]
     listed = {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
     if len(listed) < len(pairs) or not set(NEEDED) <= set(listed) <= set(FILES):
-        raise ValueError(f"{path / HASHES_FILE} does not list the files of a package")
+        raise ValueError(f"{path / HASHES_FILE} is damaged; expected hashes of a package's files")
     present = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     if others := sorted(present ^ {*listed, HASHES_FILE}):
-        raise ValueError(f"{path} has other files than it lists: {', '.join(others)}")
+        names = ", ".join(others)
+        raise ValueError(f"{path} has or lacks {names}; expected the files in {HASHES_FILE}")
     for name, digest in listed.items():
         file = path / name
-        if file.is_symlink() or not file.is_file() or _digest(file) != digest:
-            raise ValueError(f"{file} was changed: its SHA-256 differs from the listed one")
+        if file.is_symlink() or not file.is_file() or _hash_file(file) != digest:
+            raise ValueError(f"{file} was changed; expected the SHA-256 in {HASHES_FILE}")
     return list(listed)
 
 
-def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> str:
-    """Return the package's page, with the metadata that model hubs read (YAML, as JSON)."""
+def format_page(config: Config, card: dict[str, Any], evaluations: Sequence[Evaluation]) -> str:
+    """Format the package's page, with metadata for model hubs (YAML, as JSON)."""
     env, kind = config.env.id.rpartition(":")[2], "PPG" if config.has_auxiliary_phase else "PPO"
     title = re.sub(r"([\\`*_\[\]|~!])", r"\\\1", html.escape(env))
-    reports: list[Any] = [each.to_dict() for each in found]
+    reports: list[Any] = [each.to_dict() for each in evaluations]
     score = f"{reports[0]['mean_return']:.2f} +/- {reports[0]['std_return']:.2f}"
     metric = {"type": "mean_reward", "value": score, "name": "mean_reward", "verified": False}
     task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}

@@ -1,4 +1,4 @@
-"""Films of an agent, from the images it sees or from the environment's own rendering.
+"""Films of an agent from its observations or from the environment's own rendering.
 
 No screen is needed. Kind: effects.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.config import Levels, PolicyKind
-from phasicrl.envs.make import gymnasium_maker
+from phasicrl.envs.make import find_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent
@@ -29,9 +29,9 @@ from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import play
 
 MakeEnvs = Callable[[SavedAgent], Any]
-"""Makes the environments of an agent."""
-ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From observations, and where an episode has just ended, `[B]`, to images `[B, H, W, 3]`."""
+"""Function that makes the environments of an agent."""
+GetImages = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Function of observations and ends of episodes, `[B]`, that returns images `[B, H, W, 3]`."""
 
 
 @torch.inference_mode()
@@ -44,7 +44,7 @@ def film_episodes(
 
     Args:
         saved: configuration and environments of the run.
-        load: returns the agent for environments.
+        load: function that returns the agent for environments.
         output: H.264 file.
         num_envs: environments side by side, in a square.
         episodes: episodes over all environments.
@@ -53,33 +53,33 @@ def film_episodes(
         seed: seed of the episodes.
         fps: images per second.
         size: minimum height and width in pixels.
-        overlay: whether return, value and policy are shown under each image.
+        overlay: show return, value and policy under each image.
 
     Raises:
         ValueError: the environment has no images.
         ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
-    envs, image_of = _open(saved, lambda saved: saved.make_envs(num_envs, levels, seed))
-    with closing(envs), _writer(output, fps=fps, size=size) as write:
+    envs, get_images = _make_envs(saved, lambda saved: saved.make_envs(num_envs, levels, seed))
+    with closing(envs), _open_film(output, fps=fps, size=size) as write:
         agent = load(envs)
-        shown = Overlay(agent) if overlay else None
+        drawing = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
 
         def on_last(obs: Tensor, ended: Tensor) -> None:
-            images = image_of(obs.numpy(), ended.numpy())
+            images = get_images(obs.numpy(), ended.numpy())
             if strip is not None:
                 large = [enlarge(image, side) for image in images]
                 strips = (strip(index, image.shape[1]) for index, image in enumerate(large))
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write(tile(images))
 
-        def on_choice(seen: Any, output: Any, action: Tensor) -> None:
+        def on_choice(inputs: Any, output: Any, action: Tensor) -> None:
             nonlocal strip
-            returns[seen.first] = 0
-            if shown is not None:
-                strip = partial(shown.strip, output, action, returns)
-            on_last(seen.obs, torch.zeros_like(seen.first))
+            returns[inputs.first] = 0
+            if drawing is not None:
+                strip = partial(drawing.draw, output, action, returns)
+            on_last(inputs.obs, torch.zeros_like(inputs.first))
 
         def on_step(*step: Any) -> None:
             returns.copy_(step[-1].returns)
@@ -112,15 +112,15 @@ def enlarge(image: np.ndarray, size: int) -> np.ndarray:
     return np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)))
 
 
-class _Drawn:
-    """Images of an environment, also of the one before its latest reset.
+class _Renderer:
+    """Images of an environment, with an image before each reset.
 
-    Environments reset in the step in which an episode ends, when it is too late to draw the end.
+    Environments reset in the step in which an episode ends, too late to draw the end.
 
     Args:
         env: environment or vector environment of Gymnasium. Its `reset` is replaced.
-        draw: returns its image or images.
-        shape: leading dimensions of what `draw` returns.
+        draw: function that returns the image or images.
+        shape: leading dimensions of the images.
     """
 
     def __init__(self, env: Any, draw: Callable[[], Any], shape: tuple[int, ...] = ()) -> None:
@@ -128,11 +128,11 @@ class _Drawn:
         self._last: np.ndarray | None = None
         env.reset = self._draw_and_reset
 
-    def now(self) -> np.ndarray:
+    def draw(self) -> np.ndarray:
         """Draw the current state.
 
         Raises:
-            ValueError: no image was drawn; ffmpeg would take other arrays as bytes.
+            ValueError: the result is not an image; ffmpeg would take other arrays as bytes.
         """
         image = np.array(self._draw())
         if image.dtype != np.uint8 or (*image.shape[:-3], *image.shape[-1:]) != (*self._shape, 3):
@@ -144,94 +144,95 @@ class _Drawn:
         self._last = image
         return image
 
-    def last(self) -> np.ndarray:
-        """Return the latest image; each reset draws one before it."""
-        return self.now() if self._last is None else self._last
+    def last_image(self) -> np.ndarray:
+        """Return the latest image; each reset draws one before."""
+        return self.draw() if self._last is None else self._last
 
     def _draw_and_reset(self, **given: Any) -> Any:
-        if self._last is not None:  # some environments cannot be drawn before their first reset
-            self.now()
+        if self._last is not None:  # some environments cannot draw before their first reset
+            self.draw()
         return self._reset(**given)
 
 
-def _open(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, ImageOf]:
+def _make_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
     """Make environments, and a function that returns their images.
 
-    Images are the observations, else the environment's `render()`. A vector environment that resets
-    in the step of the end cannot draw it: the image before is repeated.
+    Images are the observations, else the result of `render()`. A vector environment that resets in
+    the step of the end cannot draw the end; the image before is repeated.
     """
-    drawn: list[_Drawn] = []
+    renderers: list[_Renderer] = []
     if make_vector_env := saved.env_objects["make_vector_env"]:
 
         def make_vector(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
             vector = make_vector_env(num_envs)
-            drawn.append(_Drawn(vector, vector.render, (num_envs,)))
+            renderers.append(_Renderer(vector, vector.render, (num_envs,)))
             return vector
 
         saved = replace(saved, env_objects={"make_vector_env": make_vector})
     envs = make_envs(saved)
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
-        return envs, lambda obs, _: _as_rgb(obs, shape)
+        return envs, lambda obs, _: _to_rgb(obs, shape)
     if not make_vector_env:
         envs.close()
-        envs = _make_drawn(saved, envs.name, make_envs, drawn)
-    if any(each.env.render_mode != "rgb_array" for each in drawn):
+        envs = _render_envs(saved, envs.name, make_envs, renderers)
+    if any(each.env.render_mode != "rgb_array" for each in renderers):
         envs.close()
         raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
 
     def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:
-            return np.where(ended[:, None, None, None], drawn[-1].last(), drawn[-1].now())
-        # The first one was made to read its spaces, the others at the first reset.
-        shown = zip(drawn[-envs.num_envs :], ended, strict=True)
-        return np.stack([each.last() if end else each.now() for each, end in shown])
+            (vector,) = renderers
+            return np.where(ended[:, None, None, None], vector.last_image(), vector.draw())
+        # One environment was made for its spaces, the others at the first reset.
+        pairs = zip(renderers[-envs.num_envs :], ended, strict=True)
+        return np.stack([each.last_image() if end else each.draw() for each, end in pairs])
 
     return envs, images
 
 
-def _make_drawn(saved: SavedAgent, name: str, make_envs: MakeEnvs, drawn: list[_Drawn]) -> Any:
-    """Make Gymnasium's environments of the same name, which can be drawn."""
-    config, make_env, env_id = saved.config, saved.env_objects["make_env"], name.rpartition(":")[2]
-    spec = None if make_env else gym.registry.get(env_id)
+def _render_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
+    """Make Gymnasium's environments of the same name, which render images."""
+    config, user_env, env_id = saved.config, saved.env_objects["make_env"], name.rpartition(":")[2]
+    spec = None if user_env else gym.registry.get(env_id)
     is_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
     # A fixed camera would lose a runner.
     options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
-    camera_of = functools.cache(RayCamera)  # can be made after the first reset only
+    get_camera = functools.cache(RayCamera)  # possible after the first reset
 
     def draw(env: gym.Env[Any, Any]) -> Any:
         try:
-            return camera_of(env).draw() if is_mujoco else env.render()
+            return get_camera(env).draw() if is_mujoco else env.render()
         except gym.error.DependencyNotInstalled as error:
-            raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
+            raise ImportError(f"{name} cannot be drawn, a package is missing: {error}") from error
 
-    def make() -> gym.Env[Any, Any]:
+    def make_env() -> gym.Env[Any, Any]:
         env = maker()
-        drawn.append(_Drawn(env, partial(draw, env)))
+        renderers.append(_Renderer(env, partial(draw, env)))
         return env
 
     try:
-        maker = make_env or partial(gymnasium_maker(env_id, config.env), **options)
-        # Drawn environments are made here, in this process: options of back ends have no effect.
-        here = {"env.parallel": "sync", "env.num_threads": None, "env.options": {}}
-        objects = {"make_env": make, "make_vector_env": None}
-        return make_envs(replace(saved, config=config.with_updates(here), env_objects=objects))
+        maker = user_env or partial(find_maker(env_id, config.env), **options)
+        # The environments run in this process, without options of other back ends.
+        changes = {"env.parallel": "sync", "env.num_threads": None, "env.options": {}}
+        objects = {"make_env": make_env, "make_vector_env": None}
+        return make(replace(saved, config=config.with_updates(changes), env_objects=objects))
     except gym.error.Error as error:
         raise ValueError(
-            f"{name} has no images to film: its observations are vectors, and Gymnasium cannot "
-            f"draw it ({error})"
+            f"{name} has no images to film; expected images as observations, or an environment "
+            f"that Gymnasium can draw ({error})"
         ) from None
 
 
-def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert observations of either layout to `[B, H, W, 3]`; of gray frames, the newest."""
+def _to_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Convert observations of either layout to `[B, H, W, 3]`, gray frames to the newest."""
     images = obs.transpose(0, 2, 3, 1) if shape[0] < min(shape[1:]) else obs
     return images if images.shape[-1] == 3 else images[..., -1:].repeat(3, axis=-1)
 
 
 @contextmanager
-def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Open a film; returns a function that adds an image."""
+def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
+    """Open a film, and yield a function that adds an image."""
     imageio_ffmpeg = optional_module("imageio_ffmpeg", "films need imageio-ffmpeg")
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None

@@ -1,4 +1,4 @@
-"""A strip under an image that shows the return so far, the value and the policy.
+"""Strip under an image that shows the return so far, the value and the policy.
 
 Kind: pure, but for a font that is read once.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from phasicrl.models.agent import Agent
 from phasicrl.system.machine import optional_module
 
-_INK, _FAINT, _TAKEN = (235, 235, 235), (95, 95, 95), (230, 159, 0)
+_INK, _FAINT, _ACCENT = (235, 235, 235), (95, 95, 95), (230, 159, 0)
 _BACKGROUND = (24, 24, 24)
 _MAX_BARS = 64
 """Maximum number of bars drawn; half of them show continuous components if there are many of both
@@ -23,11 +23,11 @@ kinds."""
 
 
 class Overlay:
-    """A strip under an image: return so far, value, probabilities, continuous components.
+    """Strip under an image with return so far, value, probabilities and continuous components.
 
     Each option of the discrete components is a bar, as high as its probability, in the order of a
-    mask; the taken one is orange. Each continuous component is the range of actions with the mean,
-    one deviation on both sides, and an orange line for the taken action.
+    mask; the bar of the action is orange. Each continuous component is the range of actions with
+    the mean, one deviation on both sides, and an orange line for the action.
 
     Args:
         agent: agent whose actions are drawn.
@@ -37,20 +37,20 @@ class Overlay:
     """
 
     def __init__(self, agent: Agent) -> None:
-        _font(10)
+        _load_font(10)
         self._head = agent.policy_head
         low, high = self._head.bounds
         finite = low.isfinite() & high.isfinite()
         self._low, self._high = low.where(finite, -3.0), high.where(finite, 3.0)
 
-    def strip(
+    def draw(
         self, output: Any, action: Tensor, returns: Tensor, index: int, width: int
     ) -> np.ndarray:
         """Draw the strip of environment `index`, `[H, width, 3]` bytes.
 
         Args:
             output: output of the agent for all environments, `[B, 1]`.
-            action: taken action, before squash and clip, `[B, 1, …]`.
+            action: actions before squash and clip, `[B, 1, …]`.
             returns: returns of the episodes so far, `[B]`.
             index: index of the environment.
             width: width in pixels.
@@ -59,13 +59,13 @@ class Overlay:
 
         unit = max(10, width // 32)  # the height of letters
         strip = Image.new("RGB", (width, 6 * unit), _BACKGROUND)
-        draw, font = ImageDraw.Draw(strip), _font(unit)
+        draw, font = ImageDraw.Draw(strip), _load_font(unit)
         draw.text((unit / 2, unit / 3), f"return {float(returns[index]):.6g}", _INK, font)
         draw.text((width / 2, unit / 3), f"value {float(output.value[index]):.4g}", _INK, font)
         top, bottom = 2 * unit, 5.5 * unit
         row = action[index, 0].reshape(-1)
         log_probs, mean, std = self._head.describe(output.policy.dist_params[index, 0])
-        gauges = self._gauges(row, mean, std)
+        gauges = self._place_gauges(row, mean, std)
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
         probabilities = log_probs.exp().tolist()[: _MAX_BARS - len(gauges)]
         taken, begin = set[int](), 0
@@ -77,15 +77,15 @@ class Overlay:
             left, right = unit / 2 + column * step, unit / 2 + (column + 0.8) * step
             draw.rectangle((left, bottom - 1, right, bottom), _FAINT)
             if probability > 0:
-                color = _TAKEN if column in taken else _INK
+                color = _ACCENT if column in taken else _INK
                 draw.rectangle((left, bottom - (bottom - top) * probability, right, bottom), color)
         for number, places in enumerate(gauges, start=len(probabilities)):
             left = unit / 2 + number * step
-            _gauge(draw, (left, top, left + 0.8 * step, bottom), *places)
+            _draw_gauge(draw, (left, top, left + 0.8 * step, bottom), *places)
         return np.asarray(strip)
 
-    def _gauges(self, row: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
-        """Place mean − std, mean, mean + std and the taken action in the range, from 0 to 1."""
+    def _place_gauges(self, row: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
+        """Place mean − std, mean, mean + std and the action in the range, from 0 to 1."""
         places = [place for place, count in enumerate(self._head.widths) if not count]
         if not places:
             return []
@@ -95,17 +95,17 @@ class Overlay:
         return ((shown - self._low) / (self._high - self._low)).clamp(0, 1).T.tolist()
 
 
-def _gauge(draw: Any, box: tuple[float, ...], *places: float) -> None:
-    """Draw a range from the bottom of a box to its top."""
+def _draw_gauge(draw: Any, box: tuple[float, ...], *places: float) -> None:
+    """Draw a range from the bottom of a box to the top."""
     left, top, right, bottom = box
     low, mean, high, taken = (bottom - (bottom - top) * place for place in places)
     draw.rectangle(box, outline=_FAINT)
     draw.rectangle((left, high, right, low), _FAINT)
     draw.line((left, mean, right, mean), _INK, 2)
-    draw.line((left, taken, right, taken), _TAKEN, 2)
+    draw.line((left, taken, right, taken), _ACCENT, 2)
 
 
 @functools.cache
-def _font(size: int) -> Any:
-    """Return Pillow's own font."""
+def _load_font(size: int) -> Any:
+    """Load Pillow's own font."""
     return optional_module("PIL.ImageFont", "an overlay needs Pillow").load_default(size)

@@ -2,10 +2,9 @@
 
 Kind: effects (reads a simulation).
 
-MuJoCo draws with OpenGL, which machines without graphics libraries do not have and cannot get
-without root. It also casts rays, which needs no more than the simulation. That gives shapes, colors
-and shading, all that a film of an agent needs: no textures, no shadows, no tendons. An image of 240
-× 240 pixels takes about 15 ms.
+MuJoCo draws with OpenGL, which cannot be installed without root, but also casts rays, which needs
+the simulation alone. Images have shapes, colors and shading, and no textures, shadows and tendons.
+An image of 240 × 240 pixels takes about 15 ms.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ UNSET_COLOR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 SKY_ABOVE, SKY_BELOW = np.array([76.0, 128.0, 178.0]), np.array([220.0, 232.0, 242.0])
 """Colors at the upper and the lower edge of an image where nothing is hit."""
 AMBIENT = 0.35
-"""Brightness of a surface that is seen along its edge; one that faces the camera has 1."""
+"""Brightness of a surface at its edge; 1 where the surface faces the camera."""
 
 
 class RayCamera:
-    """Draws the environment's scene as its own renderer frames it.
+    """Camera with the view of the environment's own renderer.
 
     Args:
-        env: one of Gymnasium's MuJoCo environments.
+        env: MuJoCo environment of Gymnasium.
         size: height and width of the images in pixels.
     """
 
@@ -39,27 +38,28 @@ class RayCamera:
         model = inner.model
         self._world = (model, inner.data)
         self._scene = mujoco.MjvScene(model, 1000)
-        self._camera = _framed_like(inner.mujoco_renderer, *self._world)
+        self._camera = _make_camera(inner.mujoco_renderer, *self._world)
         down, right = np.meshgrid(*[(np.arange(size) + 0.5) / size * 2 - 1] * 2, indexing="ij")
         self._right, self._up, self._size = right.ravel(), -down.ravel(), size
         self._planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-        self._colors = np.stack([self._color_of(geom) for geom in range(model.ngeom)])
+        self._colors = np.stack([self._compute_color(geom) for geom in range(model.ngeom)])
 
     def draw(self) -> np.ndarray:
-        """Return the scene as it is now, `[size, size, 3]` uint8."""
-        origin, rays = self._cast_from()
+        """Draw the current scene, `[size, size, 3]` uint8."""
+        origin, rays = self._cast_rays()
         count = len(rays)
         hit, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
-        what = (VISIBLE_GROUPS, True, -1)  # static shapes too, and no body is left out
-        found = (hit, distance, normal.ravel())
-        self._mujoco.mj_multiRay(*self._world, origin, rays.ravel(), *what, *found, count, 1e10)
+        options = (VISIBLE_GROUPS, True, -1)  # with static shapes, without an excluded body
+        results = (hit, distance, normal.ravel())
+        directions = rays.ravel()
+        self._mujoco.mj_multiRay(*self._world, origin, directions, *options, *results, count, 1e10)
         point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
         return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
 
-    def _color_of(self, geom: int) -> np.ndarray:
-        """The color of a shape, 0 to 255, times the mean of its material's texture.
+    def _compute_color(self, geom: int) -> np.ndarray:
+        """Return the color of a shape, 0 to 255, times the mean of the material's texture.
 
-        It is the shape's own color if it has one, else its material's.
+        A shape without a color has its material's.
         """
         model, _ = self._world
         material, color = model.geom_matid[geom], model.geom_rgba[geom]
@@ -75,8 +75,8 @@ class RayCamera:
         texels = model.tex_data[start : start + size].reshape(-1, channels)
         return color[:3] * texels[:, :3].mean(0)
 
-    def _cast_from(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the camera is `[3]`, and a unit vector through each pixel `[N, 3]`.
+    def _cast_rays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the camera's position `[3]` and a unit vector through each pixel `[N, 3]`.
 
         Pixels are row by row from the upper left.
         """
@@ -94,9 +94,9 @@ class RayCamera:
         return position, rays / np.linalg.norm(rays, axis=1, keepdims=True)
 
     def _shade(self, hit: np.ndarray, point: np.ndarray, facing: np.ndarray) -> np.ndarray:
-        """Colors `[N, 3]` of what the rays hit.
+        """Return the colors `[N, 3]` of rays, with light from the camera.
 
-        Light comes from the camera. Planes are checkered so that motion is seen.
+        Planes are checkered to show motion.
         """
         images = SKY_BELOW + (SKY_ABOVE - SKY_BELOW) * (self._up[:, None] + 1) / 2
         on = hit >= 0
@@ -107,8 +107,8 @@ class RayCamera:
         return images.clip(0, 255).astype(np.uint8)
 
 
-def _framed_like(renderer: Any, model: Any, data: Any) -> Any:
-    """A camera like that of Gymnasium's own renderer."""
+def _make_camera(renderer: Any, model: Any, data: Any) -> Any:
+    """Make a camera like that of Gymnasium's own renderer."""
     mujoco = _import_mujoco()
     camera = mujoco.MjvCamera()
     if renderer.camera_id >= 0:
@@ -125,7 +125,7 @@ def _framed_like(renderer: Any, model: Any, data: Any) -> Any:
 
 
 def _import_mujoco() -> Any:
-    """MuJoCo's module, whose names its type stubs do not tell; it made the environment."""
+    """Import MuJoCo without types, whose stubs lack names."""
     import mujoco
 
     return mujoco

@@ -1,4 +1,4 @@
-"""Tables of the steps of evaluation episodes, and records of a run's periodic evaluations.
+"""Tables of the steps of evaluation episodes, and records of periodic evaluations.
 
 Kind: effects (steps environments, writes files).
 """
@@ -22,17 +22,17 @@ from phasicrl.training.evaluate import SavedAgent
 
 
 class StepTable:
-    """Writes each step of the counted evaluation episodes as a row of CSV, episode by episode.
+    """CSV table with a row for each step of the counted evaluation episodes.
 
     Columns: `levels`, `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1),
     `reward`, `return` (of the episode so far), `entropy` (nats), for each continuous component k
     `std_k`, before a squash, and for each component k of an action `mean_k`, the policy's mean (of
-    a discrete component the likeliest option), and `action_k`, the taken action before clip, squash
-    and rescaling.
+    a discrete component the likeliest option), and `action_k`, the action before clip, squash and
+    rescaling.
 
     Args:
-        file: open for writing, with `newline=""`.
-        only_first: write only the first counted episode of the first environment.
+        file: file opened for writing with `newline=""`.
+        only_first: write the first counted episode of the first environment only.
     """
 
     def __init__(self, file: IO[str], *, only_first: bool = False) -> None:
@@ -49,7 +49,7 @@ class StepTable:
             levels: levels of the environments.
             kind: sampled or greedy actions.
             policy: distributions of the actions, `[B, 1]`.
-            action: taken actions, `[B, 1, …]`.
+            action: actions, `[B, 1, …]`.
             step: `TimeStep` of the environments.
             tracker: `EpisodeTracker` that has counted the step.
         """
@@ -87,13 +87,13 @@ class StepTable:
 
 
 class Recorder:
-    """Records the first episode of each periodic evaluation, as the configuration requests.
+    """Recorder of the first episode of each periodic evaluation.
 
     Args:
         config: configuration of the run.
-        files: run directory, where tables and films are written.
-        log: receives the tables and the warnings.
-        env_objects: `make_env` and `make_vector_env`, see `evaluate`.
+        files: run directory for tables and films.
+        log: `MetricsLog` for tables and warnings.
+        env_objects: the user's `make_env` and `make_vector_env`, or None.
     """
 
     def __init__(self, config: Config, files: RunDirectory, log: Any, **env_objects: Any) -> None:

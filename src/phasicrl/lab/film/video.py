@@ -33,17 +33,17 @@ def film(
         size: Minimum height and width in pixels; images are enlarged by whole factors.
         overlay: Show the return so far, the value and the policy under each image.
         weights: The last weights, or the best by the evaluations of the run.
-        user_objects: as for `evaluate`.
+        user_objects: objects of your own, as for `evaluate`.
 
     Returns:
-        The file, and the episodes it shows.
+        The file and its episodes.
 
     Raises:
-        ValueError: not a run, numbers or names that no film can have, no such levels, or no images.
+        ValueError: not a run, an impossible number or name, no such levels, or no images.
         ImportError: the encoder is not installed.
     """
     if output is not None and output.suffix != ".mp4":
-        raise ValueError(f"{output}: films end with .mp4; give {output.with_suffix('.mp4')}")
+        raise ValueError(f"output is {output}; expected {output.with_suffix('.mp4')}")
     limits = {
         "episodes": (episodes, 1, math.inf), "num_envs": (num_envs, 1, episodes),
         "fps": (fps, 1, 240), "size": (size, 1, 4096),

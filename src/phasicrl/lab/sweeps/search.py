@@ -1,8 +1,8 @@
-"""A search for settings with Optuna. Kind: effects.
+"""Search for settings with Optuna. Kind: effects.
 
 `search.json` is the search space. The study is `study.log`, a journal shared by any number of
-processes. The process that holds the lock of a trial gets settings from the study, or continues
-with those of an interrupted process.
+processes. A process that locks a trial gets settings from the study, or those of an interrupted
+process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Search:
 
     Attributes:
         base: configuration without the settings.
-        values: a list of choices or a range by option, see `distribution`.
-        seeds: each trial trains all of them.
-        rungs: equal parts of the budget; after each the seeds' scores are reported.
+        values: a list of choices or a range by option, see `make_distribution`.
+        seeds: seeds of each trial.
+        rungs: number of equal parts of the budget; scores are reported after each.
     """
 
     base: Config = field(default_factory=Config)
@@ -46,22 +46,22 @@ class Search:
     rungs: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse a search without anything to train."""
+        """Check that there is something to search."""
         sweep.check_lists(self.values)
         if not self.values or not self.seeds or self.rungs < 1:
             given = f"{len(self.values)} options, {len(self.seeds)} seeds, {self.rungs} rungs"
-            raise ValueError(f"there is nothing to search ({given}); give at least 1 of each")
+            raise ValueError(f"the search has {given}; expected at least 1 of each")
 
 
-def distribution(values: list[Any]) -> Any:
-    """Return Optuna's distribution of an option.
+def make_distribution(values: list[Any]) -> Any:
+    """Make Optuna's distribution of an option.
 
     Args:
-        values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, whole numbers if both bounds are;
-            anything else is a list of choices.
+        values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, integers between integers; else a
+            list of choices.
 
     Raises:
-        ValueError: there is nothing between the bounds.
+        ValueError: nothing between the bounds.
     """
     match values:
         case ["log" | "uniform" as scale, int(low), int(high)]:
@@ -76,7 +76,7 @@ def make_search(
     directory: Path, preset: str, values: Path, *, trials: int = 20,
     seeds: Sequence[int] = sweep.SEEDS, rungs: int = 5,
 ) -> int:  # fmt: skip
-    """Write a search for settings with Optuna, or give one more trials. Nothing is trained yet.
+    """Write a search for settings with Optuna, or add trials to one, without training.
 
     Args:
         directory: Folder of the search.
@@ -85,35 +85,37 @@ def make_search(
             `["uniform", 1, 6]`, or a list of choices.
         trials: Number of settings in total.
         seeds: Seeds of each trial, below 101.
-        rungs: Parts of the budget; after each a trial is pruned if it is worse than the median of
-            the others there. 1: none is pruned.
+        rungs: Parts of the budget; after each a trial worse than the median of the others is
+            pruned. 1: none is pruned.
 
     Returns:
         Number of new trials.
 
     Raises:
         ValueError: seeds for reporting, nothing to search, values that cannot be trained, or
-            another sweep in the same folder; nothing was written.
+            another sweep in the same folder. Nothing is written then.
         ImportError: Optuna is not installed.
     """
     if max(seeds, default=0) >= runner.FIRST_REPORT_SEED:
-        way = f"settings are chosen on seeds below {runner.FIRST_REPORT_SEED}"
-        raise ValueError(f"seeds has {max(seeds)}; {way}, and reported on the others")
+        raise ValueError(
+            f"seeds has {max(seeds)}; expected seeds below {runner.FIRST_REPORT_SEED}, on which "
+            "settings are chosen"
+        )
     search = Search(get_preset(preset), read_json(values), tuple(sorted({*seeds})), rungs)
     for path, listed in search.values.items():
         try:
-            is_choice = hasattr(distribution(listed), "choices")
+            is_choice = hasattr(make_distribution(listed), "choices")
         except ValueError as error:
             raise ValueError(f"{path} is {listed}: {error}") from None
         ends = listed if is_choice else listed[1:]
-        runner.check_trainable(sweep.grid(search.base, {path: ends}))
+        runner.check_trainable(sweep.make_grid(search.base, {path: ends}))
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
     if there and not (file.exists() and read_options(Search, file) == search):
-        raise ValueError(f"{directory} has another sweep; choose another folder for this search")
-    sweep.write(file, search)
+        raise ValueError(f"{directory} has another sweep; choose another folder")
+    sweep.write_file(file, search)
     new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
     for path in new:
-        sweep.write(path, search.base)
+        sweep.write_file(path, search.base)
     return len(new)
 
 
@@ -122,14 +124,14 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
 
     Args:
         directory: folder of the search.
-        seed: seed of the sampler; each trial needs another one.
+        seed: seed of the sampler, different for each trial.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = directory / STUDY
     lock = optuna.storages.journal.JournalFileOpenLock(str(path))
     file = optuna.storages.journal.JournalFileBackend(str(path), lock)
     lock.acquire()
-    try:  # Optuna could not read a line behind one that a full disk has cut
+    try:  # Optuna cannot read beyond a line that a full disk has cut
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     finally:
         lock.release()
@@ -140,14 +142,14 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
 
 
 def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
-    """Train a trial of a search, or resume it; this process holds its lock."""
+    """Train or resume a trial of a search, locked by this process."""
     search, slot = read_options(Search, folder.parent / sweep.SEARCH), int(folder.name)
     study = open_study(folder.parent, seed=slot)
-    begun = [one for one in study.trials if one.user_attrs.get(_SLOT) == slot]
-    if begun:  # by an interrupted process
-        trial = optuna.Trial(study, begun[0]._trial_id)
+    interrupted = [each for each in study.trials if each.user_attrs.get(_SLOT) == slot]
+    if interrupted:
+        trial = optuna.Trial(study, interrupted[0]._trial_id)
     else:
-        trial = study.ask({path: distribution(x) for path, x in search.values.items()})
+        trial = study.ask({path: make_distribution(x) for path, x in search.values.items()})
         trial.set_user_attr(_SLOT, slot)
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
@@ -156,29 +158,29 @@ def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
 
 
 def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
-    """Train all seeds of a trial and tell the study; returns Optuna's record of the trial.
+    """Train all seeds of a trial, and report to the study; return Optuna's record of the trial.
 
-    All are trained to the end of a rung before any is trained further, so that the reported score
-    is the interquartile mean over the seeds after equal steps.
+    All seeds are trained to the end of a rung before the next rung, so that the reported score is
+    the interquartile mean over the seeds after equal steps.
     """
     decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
     try:
-        _, config = sweep.with_settings(search.base, decoded)
+        _, config = sweep.apply_settings(search.base, decoded)
     except ValueError as error:  # these values do not go together
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    sweep.write(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
-    config = runner.ready(config, config.name, folder, threads=threads)
+    sweep.write_file(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
+    config = runner.prepare_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
     reported, score = study.trials[trial.number].intermediate_values, math.nan
     for rung in range(1, search.rungs + 1):
-        until = math.ceil(config.budget * rung / search.rungs)
-        if until < max(reported, default=0):
-            continue  # an interrupted process has reported it, and gone on
-        scores = [score_at(_train_until(run, until), until) for run in runs]
+        env_steps = math.ceil(config.budget * rung / search.rungs)
+        if env_steps < max(reported, default=0):
+            continue  # reported by an interrupted process
+        scores = [score_run(_train_steps(run, env_steps), env_steps) for run in runs]
         score = float(interquartile_mean(np.array(scores)[:, None]))
-        if until not in reported and math.isfinite(score):
-            trial.report(score, until)
+        if env_steps not in reported and math.isfinite(score):
+            trial.report(score, env_steps)
         if rung < search.rungs and trial.should_prune():
             return study.tell(trial, state=optuna.trial.TrialState.PRUNED)
     # No score if no episode has ended.
@@ -186,26 +188,26 @@ def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | 
     return study.tell(trial, None if fail else score, state=fail)
 
 
-def _train_until(config: Config, until: int) -> RunDirectory:
-    """Train a run until a number of steps, unless it has diverged or reached them before."""
-    begun = RunDirectory.of(config)
-    if begun and (rows := begun[-1].last_rows(1)) and rows[-1]["env_steps"] >= until:
-        return begun[-1]
-    return runner.train_unless_diverged(
-        config, on_iteration=lambda run, _: "stop" if run.env_steps >= until else None
+def _train_steps(config: Config, env_steps: int) -> RunDirectory:
+    """Train a run to a number of steps, unless it is there or has diverged."""
+    for run in RunDirectory.of(config)[-1:]:
+        if (rows := run.last_rows(1)) and rows[-1]["env_steps"] >= env_steps:
+            return run
+    return runner.train_or_resume(
+        config, on_iteration=lambda run, _: "stop" if run.env_steps >= env_steps else None
     )
 
 
-def score_at(files: RunDirectory, until: int) -> float:
-    """Return the return of a run after so many steps; a diverged run has its lowest return.
+def score_run(files: RunDirectory, env_steps: int) -> float:
+    """Return the mean return of a run after some steps, or the lowest of a diverged run.
 
     NaN if no episode has ended.
     """
     if not files.last_rows(1):
         return math.nan
     batch, rows = files.config.batch_size, files.metrics(runner.RETURN)
-    seen = [row[runner.RETURN] for row in rows
-            if runner.RETURN in row and row["env_steps"] < until + batch]  # fmt: skip
-    if not seen:
+    returns = [row[runner.RETURN] for row in rows
+               if runner.RETURN in row and row["env_steps"] < env_steps + batch]  # fmt: skip
+    if not returns:
         return math.nan
-    return min(seen) if rows[-1]["env_steps"] < until else seen[-1]
+    return min(returns) if rows[-1]["env_steps"] < env_steps else returns[-1]

@@ -1,10 +1,9 @@
-"""Sweeps: make a folder with a trial for each configuration and seed, and train them.
+"""Sweeps: folders with a trial for each configuration and seed, and their training.
 
 Kind: effects (trains, writes files).
 
 `ID/trial.json` is the configuration of a trial, `ID/runs/` has its run directories, and
-`ID/outcome.json` is the outcome of a finished trial. The process that trains it holds the lock of
-`ID`.
+`ID/outcome.json` is the outcome of a finished trial. A process locks the folder `ID` in training.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from phasicrl.runs.lock import RunLock
 from phasicrl.system.machine import optional_module
 
 TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
-OPEN = ("pending", "stopped")
-"""States in which a trial can be trained."""
+UNFINISHED = ("pending", "stopped")
+"""States of trials that can be trained."""
 SEEDS = (1, 2, 3)
-"""Default seeds of a sweep, on which settings are chosen."""
-_SET_BY_SWEEP = ("seed", "name", "output_dir", "log.console")
+"""Default seeds of a sweep, for choosing settings."""
+_RESERVED = ("seed", "name", "output_dir", "log.console")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ class Outcome:
     """Outcome of a finished trial, as in `outcome.json`.
 
     Attributes:
-        state: done, diverged; of a search complete, pruned, fail, as Optuna has it.
-        score: of a search: interquartile mean of the return over the seeds.
+        state: done or diverged; in a search Optuna's complete, pruned or fail.
+        score: interquartile mean of the return over the seeds of a search; else None.
     """
 
     state: str = "done"
@@ -55,98 +54,99 @@ def make_sweep(
     values: Path | None = None,
     seeds: Sequence[int] = SEEDS,
 ) -> int:
-    """Write a trial for each preset, combination of values and seed. Nothing is trained yet.
+    """Write a trial for each preset, combination of values and seed, without training.
 
     Args:
-        directory: Folder of the sweep. Its present trials are left as they are.
+        directory: Folder of the sweep; existing trials stay.
         presets: Names of presets.
         values: JSON file with a list of values for each option: `{"ppo.clip": [0.1, 0.2]}`.
-        seeds: Seeds of the runs: 1 to 10 to choose settings, from 101 on to report them.
+        seeds: Seeds of the runs: below 101 to choose settings, from 101 on to report them.
 
     Returns:
         Number of new trials.
 
     Raises:
         ValueError: values that cannot be trained, seeds for choosing and seeds for reporting in one
-            sweep, or a search in the same folder; nothing was written.
+            sweep, or a search in the same folder. Nothing is written then.
     """
     if (directory / SEARCH).exists():
-        raise ValueError(f"{directory} has a search; choose another folder for the grid")
+        raise ValueError(f"{directory} has a search; choose another folder")
     lists = read_json(values) if values else {}
     check_lists(lists)
-    arms = [arm for preset in presets for arm in grid(get_preset(preset), lists)]
+    arms = [arm for preset in presets for arm in make_grid(get_preset(preset), lists)]
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{TRIAL}")]
     trials.check_seeds(directory, [*used, *seeds])
     trials.check_trainable(arms)
     new: dict[Path, Config] = {}
     for (_, config), seed in itertools.product(arms, seeds):
-        name = trials.ready(config, config.name, directory).name
+        name = trials.prepare_config(config, config.name, directory).name
         path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / TRIAL
         if not path.exists():
             new[path] = replace(config, seed=seed)
     for path, config in new.items():
-        write(path, config)
+        write_file(path, config)
     return len(new)
 
 
 def check_lists(values: Mapping[str, Any]) -> None:
-    """Refuse anything but a list of values for each option."""
+    """Check that each option has a list of values."""
     for path, listed in values.items():
         if not isinstance(listed, list) or not listed:
             raise ValueError(f"{path} is {listed!r}; expected a list of values")
 
 
-def grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
-    """Return name and configuration of every combination of values.
+def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
+    """Make an arm, name and configuration, for each combination of values.
 
     Raises:
-        ValueError: as for `with_settings`, or an environment whose module was not imported.
+        ValueError: values that do not fit, or an environment whose module is not imported.
     """
     combinations = itertools.product(*values.values())
-    arms = [with_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
+    arms = [apply_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
     for _, config in arms:
         check_imports(config)
     return arms
 
 
-def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Config]:
-    """Return name and configuration of an arm; the environment is not part of the name.
+def apply_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Config]:
+    """Make the arm of some settings; its name has all of them but the environment.
 
     Raises:
-        ValueError: unknown options, options that a sweep sets itself, or values that do not go
-            together; the message names the arm.
+        ValueError: unknown options, options set by the sweep, or values that do not fit together;
+            the message names the arm.
     """
     changes = {path: tuple(x) if isinstance(x, list) else x for path, x in settings.items()}
     words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
     arm = " ".join([base.name, *words])
     try:
-        if taken := [path for path in changes if path in _SET_BY_SWEEP]:
-            raise ValueError(f"{taken[0]} is set by the sweep itself; leave it out")
+        if taken := [path for path in changes if path in _RESERVED]:
+            raise ValueError(f"{taken[0]} is set by the sweep; leave it out")
         config = base.with_updates(changes)
-        config = Config.from_json(config.to_json())  # with values of other types refused
+        config = Config.from_json(config.to_json())  # which checks the types of values
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{arm}: {error}") from None
-    if config.init_from is not None:  # relative to where the sweep is made, not trained
+    if config.init_from is not None:  # relative to the folder of this process
         config = replace(config, init_from=str(Path(config.init_from).resolve()))
     return arm, config
 
 
-def write(path: Path, value: Any) -> None:
-    """Write a dataclass as a JSON file, and make its folder."""
+def write_file(path: Path, value: Any) -> None:
+    """Write a dataclass as a JSON file in a folder that need not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, value)
 
 
-def trial_folders(directory: Path) -> list[Path]:
-    """Return the folders of a sweep's trials by seed, so that the first ones can be compared.
+def list_trials(directory: Path) -> list[Path]:
+    """List the folders of a sweep's trials, seed by seed.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no trials.
     """
     folders = sorted(path.parent for path in directory.glob(f"*/{TRIAL}"))
     if not folders:
-        way = f"`phasicrl sweep make {directory} PRESET` makes them"
-        raise ValueError(f"{directory} has no trials of a sweep; {way}")
+        raise ValueError(
+            f"{directory} has no trials; expected a sweep. `phasicrl sweep make` writes one."
+        )
     return folders
 
 
@@ -156,72 +156,72 @@ def run_sweep(
 ) -> None:  # fmt: skip
     """Train or resume the unfinished trials of a sweep or a search.
 
-    A trial that another process trains is skipped. SIGTERM and Ctrl-C stop all with a checkpoint.
+    Trials of other processes are skipped. SIGTERM and Ctrl-C stop all with a checkpoint.
 
     Args:
         directory: Folder of the sweep.
         jobs: Number of trials at a time on this machine; they share the cores.
-        shard: I/N: every N-th trial from the I-th on, for one of N machines.
-        ray: Train each trial as a task of the Ray cluster at this address, or of the current one.
-        cpus: Ray: number of cores of each trial.
-        gpus: Ray: GPUs of each trial, or a part of one.
-        on_trial: called with name and state of each trial that ends here.
+        shard: I/N trains every N-th trial from the I-th on, on one of N machines.
+        ray: Address of a Ray cluster that trains each trial as a task; empty: the current one.
+        cpus: Number of cores of each trial on Ray.
+        gpus: Number of GPUs of each trial on Ray, or a fraction.
+        on_trial: called with name and state of each finished trial.
 
     Raises:
-        ValueError: impossible numbers, or not a sweep.
-        FailedTrialsError: some trials failed; the others were trained.
+        ValueError: an impossible number, or not a sweep.
+        FailedTrialsError: some trials failed; all others were trained.
     """
     first, _, number = shard.partition("/")
     if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
-    folders = trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
+    folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
         check_imports(read_options(Config, folder / TRIAL))
-    if (directory / SEARCH).is_file():  # received searches run no code either
+    if (directory / SEARCH).is_file():  # searches may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
         search = read_options(Search, directory / SEARCH)
         importing = {"env", "env.id", "imports"} & search.values.keys()
-        grid(search.base, {path: search.values[path] for path in importing})
-    left = (folder for folder in folders if outcome_of(folder).state in OPEN)
+        make_grid(search.base, {path: search.values[path] for path in importing})
+    unfinished = (folder for folder in folders if read_outcome(folder).state in UNFINISHED)
     if ray is None:
-        train = partial(train_trial, threads=trials.threads_of_each(jobs))
-        outcomes = trials.run_trials(left, train, jobs=jobs)
+        train = partial(train_trial, threads=trials.divide_cores(jobs))
+        outcomes = trials.run_trials(unfinished, train, jobs=jobs)
     else:
         train = partial(train_trial, threads=cpus)
-        outcomes = _run_on_ray(left, train, ray[0] if ray else "auto", cpus, gpus)
+        outcomes = _run_on_ray(unfinished, train, ray[0] if ray else "auto", cpus, gpus)
     for folder, state in trials.raise_failures(outcomes):
         on_trial(folder.name, state)
 
 
 def train_trial(folder: Path, *, threads: int | None = None) -> str:
-    """Train or resume a trial; returns its state, `running` if another process has its lock."""
+    """Train or resume a trial; return its state, `running` in another process."""
     try:
         lock = RunLock(folder)
     except ValueError:
         return "running"
     with closing(lock):
         if not (folder / OUTCOME).is_file():
-            write(folder / OUTCOME, _train(folder, threads))
+            write_json(folder / OUTCOME, _train(folder, threads))
         return read_options(Outcome, folder / OUTCOME).state
 
 
 def _train(folder: Path, threads: int | None) -> Outcome:
-    """Train or resume a trial whose lock this process holds."""
+    """Train or resume a trial locked by this process."""
     if (folder.parent / SEARCH).is_file():
         from phasicrl.lab.sweeps.search import train_search_trial
 
         return train_search_trial(folder, threads=threads)
     config = read_options(Config, folder / TRIAL)
-    config = trials.ready(config, config.name, folder, threads=threads)
-    run = trials.train_unless_diverged(config)
+    config = trials.prepare_config(config, config.name, folder, threads=threads)
+    run = trials.train_or_resume(config)
     return Outcome("diverged" if "diverged" in run.card else "done")
 
 
 def _run_on_ray(
     folders: Iterable[Path], train: Callable[[Path], str], address: str, cpus: int, gpus: float
 ) -> Iterator[tuple[Path, str | Failure]]:
-    """Train each trial as a task of a Ray cluster, which restarts it if its node is lost."""
+    """Train each trial as a task of a Ray cluster, which restarts tasks of lost nodes."""
     ray = optional_module("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
@@ -241,8 +241,8 @@ def _run_on_ray(
         ray.wait([*running], num_returns=len(running)) if running else None
 
 
-def outcome_of(folder: Path) -> Outcome:
-    """Return the outcome of a trial; unfinished, the state pending, running or stopped."""
+def read_outcome(folder: Path) -> Outcome:
+    """Read the outcome of a trial; without one, the state pending, running or stopped."""
     if (folder / OUTCOME).is_file():
         return read_options(Outcome, folder / OUTCOME)
     try:
@@ -253,16 +253,16 @@ def outcome_of(folder: Path) -> Outcome:
 
 
 class TrialStatus(NamedTuple):
-    """The progress of a trial.
+    """Progress of a trial.
 
     Attributes:
         id: name of its folder.
-        arm: name of its preset, and its settings that differ from that.
+        arm: name of the preset, and settings that differ from it.
         env: environment.
-        state: pending, running, stopped (`sweep run` resumes it), or that of its outcome.
+        state: pending, running, stopped, or the state of its outcome.
         env_steps: environment steps of its runs so far.
-        return_100: mean over its runs of the last mean return of 100 episodes; None without one.
-        score: score in a search, by which its trials are judged.
+        return_100: last mean return of 100 episodes, averaged over its runs; None without one.
+        score: score of its outcome.
     """
 
     id: str
@@ -274,21 +274,21 @@ class TrialStatus(NamedTuple):
     score: float | None
 
 
-def sweep_status(directory: Path) -> list[TrialStatus]:
-    """Return state, steps and last return of each trial.
+def get_status(directory: Path) -> list[TrialStatus]:
+    """Get state, steps and last return of each trial.
 
     Args:
         directory: Folder of the sweep.
 
     Raises:
-        ValueError: not a sweep, or a file is damaged.
+        ValueError: not a sweep, or a damaged file.
     """
-    return [_status_of(folder) for folder in trial_folders(directory)]
+    return [_read_status(folder) for folder in list_trials(directory)]
 
 
-def _status_of(folder: Path) -> TrialStatus:
-    """Return the progress of a trial."""
-    config, outcome = read_options(Config, folder / TRIAL), outcome_of(folder)
+def _read_status(folder: Path) -> TrialStatus:
+    """Read the progress of a trial."""
+    config, outcome = read_options(Config, folder / TRIAL), read_outcome(folder)
     base = (PRESETS[config.name].config if config.name in PRESETS else Config()).values()
     words = [
         f"{path}={format_value(value)}" for path, value in config.values().items()
