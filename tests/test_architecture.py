@@ -66,10 +66,8 @@ def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
     Environments, networks, the run and the world of processes are given to it, and what they
     call is theirs.
     """
-    run, entered = (
-        open_run(tiny(tmp_path, reward_norm=RewardNormConfig(per="none"), total_env_steps=64)),
-        set(),
-    )
+    config = tiny(tmp_path, reward_norm=RewardNormConfig(per="none"), total_env_steps=64)
+    run, entered = open_run(config), set[str]()
     given = ("envs/", "models/", "runs/", "training/", "distributed.py")
 
     def in_package(frame: FrameType | None) -> str:

@@ -84,24 +84,17 @@ def test_cut_phases_have_the_same_work_for_a_step(
 
 def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None:
     """Checkpoints, rows of epochs, displays, evaluations."""
-    config = tiny(tmp_path).with_updates(
-        {
-            "checkpoint.every_iterations": 1,
-            "log.epochs": True,
-            "log.wandb": True,
-            "log.wandb_project": "foo",
-            "evaluation.every_iterations": 1,
-        }
-    )
+    config = tiny(tmp_path).with_updates({
+        "checkpoint.every_iterations": 1, "log.epochs": True, "log.wandb": True,
+        "log.wandb_project": "foo", "evaluation.every_iterations": 1,
+    })  # fmt: skip
     config = measure(config, seconds=0.01, make_env=corridor).config
     assert not config.checkpoint.while_training and not config.log.epochs and not config.log.wandb
     assert config.log.console == "off" and not config.log.tensorboard
     assert config.evaluation.every_iterations is None
 
 
-def test_a_trace_has_an_auxiliary_phase_where_some_are_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_has_an_auxiliary_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every second phase, the trace covers two."""
     phases: list[int] = []
     plain = algorithm.auxiliary_phase
@@ -118,9 +111,7 @@ def test_a_trace_has_an_auxiliary_phase_where_some_are_skipped(
 
 
 @pytest.mark.long
-def test_the_command_prints_a_table_and_saves_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, trace = tmp_path / "bench.json", tmp_path / "trace.json"
     words = ["bench", "cartpole-ppo", "--env.num-envs=2", "--ppo.num-steps=16"]
     words += ["--ppo.num-minibatches=2", "--seconds=0.01", f"--output={output}", f"--trace={trace}"]

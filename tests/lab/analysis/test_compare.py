@@ -152,9 +152,7 @@ def test_steps_to_a_target_are_in_the_table_and_in_the_file(
     assert files == ["beside.csv", "beside.png", "beside.svg"]
 
 
-def test_a_target_is_in_the_units_of_the_scores_also_for_published_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_targets_have_the_units_of_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the way from 2.5 to 64 is 33.25."""
     path = publish(monkeypatch, *(f"theirs,a,starpilot,{s},{s / 10}" for s in (332, 333, 500)))
     runs = make_runs(tmp_path, [2.5, 33.2, 33.3, 40.0, 40.0])
@@ -183,9 +181,7 @@ PUBLISHED = [
 ]
 
 
-def test_published_runs_and_ours_may_have_the_same_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_runs_may_have_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = publish(monkeypatch, *PUBLISHED)
     runs = make_runs(tmp_path, line([2.0] * 3), line([3.0] * 3), name="theirs")
     found = compare_runs(runs, reference=path)
@@ -197,9 +193,7 @@ def test_published_runs_and_ours_may_have_the_same_name(
     assert ours.improves["theirs (published)"].value == 0.0
 
 
-def test_difficulties_of_a_game_are_two_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_difficulty_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ("theirs,0,starpilot,100,5,easy,0", "theirs,0,starpilot,100,2,hard,0")
     path = publish(monkeypatch, *rows, columns=",distribution,num_levels")
     runs = [make_run(tmp_path / "easy", [(100, 6.0)]),
@@ -240,9 +234,7 @@ def test_the_command_fails_where_a_bound_is_missed(
 
 
 @pytest.mark.parametrize(("share", "missed"), [(0.95, []), (0.97, ["-103"]), (1.03, ["-97"])])
-def test_a_share_of_what_is_below_zero_lies_below_it(
-    tmp_path: Path, share: float, missed: list[str]
-) -> None:
+def test_a_share_below_zero_lies_below(tmp_path: Path, share: float, missed: list[str]) -> None:
     path = own_curve(tmp_path / "theirs.csv", "2000,-100,-100,-100")
     runs = make_runs(tmp_path, line([-104.0] * 3))
     found = compare_runs(runs, reference=path, share_of_reference=share).missed

@@ -68,9 +68,7 @@ def test_long_runs_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("window", "mean"), [(200, [1.0, 2.0, 5.5, 4.0]), (1_000, [1.0, 2.0, 4.0, 3.0])]
 )
-def test_smoothing_is_the_mean_over_the_steps_before(
-    tmp_path: Path, window: int, mean: list[float]
-) -> None:
+def test_smoothing_averages_steps_before(tmp_path: Path, window: int, mean: list[float]) -> None:
     runs = make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0])
     (curve,) = read_curves(runs, RETURN, smooth_steps=window)
     assert curve.mean.tolist() == mean

@@ -82,9 +82,7 @@ def test_a_task_solved_early_is_no_problem(solved_by: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("problem", SICK)
-def test_a_problem_is_found_alone_with_its_numbers_and_options_that_exist(
-    problem: str, tmp_path: Path
-) -> None:
+def test_each_problem_has_numbers_and_existing_options(problem: str, tmp_path: Path) -> None:
     metric, values, numbers = SICK[problem]
     config = watched(tmp_path)
     (finding,) = diagnose(HEALTHY | {metric: values}, config)

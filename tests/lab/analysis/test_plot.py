@@ -61,9 +61,7 @@ MANY = "95 % bootstrap interval of the mean"
         ),
     ],
 )
-def test_the_legend_has_the_runs_of_each_line_and_the_bands(
-    curves: list[Curve], lines: list[str], title: str
-) -> None:
+def test_the_legend_has_runs_and_bands(curves: list[Curve], lines: list[str], title: str) -> None:
     (legend,) = draw_curves(curves, "return", None).legends
     assert [entry.get_text() for entry in legend.get_texts()] == lines
     assert legend.get_title().get_text() == title
@@ -157,9 +155,7 @@ def test_a_figure_of_runs_beside_a_curve_of_a_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_without_matplotlib_all_that_draws_fails_before_its_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_matplotlib_fails_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, output = make_run(tmp_path / "run", [(1, 1.0)]), tmp_path / "output"
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for call in (

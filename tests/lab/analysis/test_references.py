@@ -63,9 +63,7 @@ def test_a_name_is_enough_and_versions_of_tasks_do_not_matter(tmp_path: Path) ->
     assert [row["mean"] for row in table if row["published"] == "1"] == ["500.0"]
 
 
-def test_the_last_returns_of_baselines_are_those_of_its_curves_and_of_its_normalized_means() -> (
-    None
-):
+def test_last_returns_of_baselines_equal_those_of_curves_and_normalized_means() -> None:
     last: dict[tuple[str, str, int], dict[str, float]] = defaultdict(dict)
     for row in rows("baselines-final"):
         key = (row["experiment"], row["split"], int(row["step"]))
@@ -137,9 +135,7 @@ def test_each_difficulty_has_its_own_published_curves(monkeypatch: pytest.Monkey
         read_reference_curves(path, RETURN, ends={tasks[2]: 100.0})
 
 
-def test_evaluations_on_unseen_levels_have_such_references(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+def test_evaluations_on_unseen_levels_have_references(recwarn: pytest.WarningsRecorder) -> None:
     def score(metric: str, game: str = "bigfish", reference: str = "baselines-easy-200") -> float:
         ends = {Task(f"procgen:{game}", "easy"): 5e7}
         (curve,) = read_reference_curves(Path(reference), metric, ends=ends)
@@ -153,9 +149,7 @@ def test_evaluations_on_unseen_levels_have_such_references(
     assert "returns on training levels only" in str(recwarn.pop().message)
 
 
-def test_a_reference_that_does_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsuitable_references_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, file, ends = publish(monkeypatch, *POINTS), tmp_path / "theirs.csv", {EASY: 50.0}
     with pytest.raises(ValueError, match="metric is 'losses/entropy'; made has returns: charts/ep"):
         read_reference_curves(made, "losses/entropy", ends=ends)

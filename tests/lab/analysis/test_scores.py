@@ -87,9 +87,7 @@ def test_measures_equal_those_of_rliable() -> None:
     assert high_edge[:4] == pytest.approx([1, 1, 10 / 15, 0.4])
 
 
-def test_equal_scores_give_equal_intervals_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_intervals_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
     monkeypatch.setattr(scores, "MAX_BLOCK", 1000)
     pieces = estimate(RUNS), performance_profile(RUNS, [0.5])[1]

@@ -120,9 +120,7 @@ def test_the_help_names_every_suite() -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_every_arm_of_every_task_can_be_made_and_differs_from_the_others(
-    name: str, scale: Any
-) -> None:
+def test_arms_of_every_task_can_be_made_and_differ(name: str, scale: Any) -> None:
     suite = SUITES[name]
     for task in suite.tasks(scale):
         made = suite.arms(suite.base(task, scale))
@@ -219,9 +217,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("quick_evaluation")
-def test_a_run_that_diverges_is_a_row_and_stays_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = trials.train
 
     def diverging(config: Any, **_: Any) -> Any:

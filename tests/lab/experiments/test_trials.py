@@ -58,9 +58,7 @@ def read(path: Path) -> list[tuple[str, str, str]]:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
-def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(
-    tmp_path: Path, name: str
-) -> None:
+def test_each_run_is_made_once_and_rows_are_ordered(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     ppo, ppg = vary_seed(("ppo",), CONFIG, (102, 101)), vary_seed(("ppg",), CONFIG, (101,))
     made = [trial.key for trial in fill_table(table(path), [ppo[0], *ppg], rows_of)]
@@ -93,9 +91,7 @@ def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
-def test_a_full_disk_leaves_the_rows_that_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_full_disk_keeps_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     first, second = vary_seed(("ppo",), CONFIG, (101, 102))
     table(tmp_path / name).add(rows_of(first))
 
@@ -175,9 +171,7 @@ def save_on_request(folder: Path, seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
-def test_processes_save_their_runs_when_the_one_that_started_them_ends(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_runs_are_saved_when_the_parent_ends(tmp_path: Path, number: signal.Signals) -> None:
     program = f"""if True:
         from functools import partial
         from {__name__} import *

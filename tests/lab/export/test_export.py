@@ -17,12 +17,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.config import (
-    ActionConfig,
-    Config,
-    EnvConfig,
-    ModelConfig,
-)
+from phasicrl.config import ActionConfig, Config, EnvConfig, ModelConfig
 from phasicrl.lab.export.export import export_policy, open_policy, play_exported
 from phasicrl.models.memory import RecurrentMemory
 from phasicrl.runs.directory import RunDirectory
@@ -93,17 +88,15 @@ def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: P
     assert played.returns == pytest.approx(wanted.returns, rel=1e-5)
 
 
-def test_a_program_of_torch_export_takes_any_number_of_environments(
-    tmp_path: Path,
-) -> None:
+def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Path) -> None:
     make_env = partial(Levers, masked=True)
     run = train(masked_with_memory(tmp_path), make_env=make_env).directory
     made = export_policy(run, format="torch", make_env=make_env, observations=1_000)
     assert made.path == run / "policy.pt2" and made.difference <= 1e-5
     export_policy(run, make_env=make_env, observations=80)
     policies = [open_policy(run / name) for name in ("policy.pt2", "policy.onnx")]
-    assert policies[0].metadata == policies[1].metadata == made.about
-    assert list(made.about["inputs"].values()) == [
+    assert policies[0].metadata == policies[1].metadata == made.metadata
+    assert list(made.metadata["inputs"].values()) == [
         "observed, [B, 3] float32",
         "where an episode begins, [B] bool",
         "new_state of the step before; any where first is true, [B, 32] float32",  # 2 × (8 + 8)
@@ -111,7 +104,7 @@ def test_a_program_of_torch_export_takes_any_number_of_environments(
     ]
     rng = np.random.default_rng(0)
     for num_envs in (1, 5):
-        size = (num_envs, made.about["state_size"])
+        size = (num_envs, made.metadata["state_size"])
         inputs = {
             "obs": rng.random((num_envs, 3), np.float32),
             "first": np.array([True, False, True, False, False])[:num_envs],
@@ -174,9 +167,7 @@ def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     assert said["std"] == pytest.approx(distribution.stds[:, 0].numpy(), rel=1e-5)
 
 
-def test_a_file_with_other_outputs_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(masked_with_memory(tmp_path), make_env=partial(Levers, masked=True)).directory
     (run / "policy.onnx").write_bytes(b"a good one of before")
     right = RecurrentMemory._step
@@ -211,7 +202,7 @@ def test_inputs_have_shape_and_dtype_and_the_program_of_the_page_runs(
     """Observations of float64 are learned from as float32, and so they go in."""
     run = train(tiny(tmp_path), make_env=float64_cartpole).directory
     made = export_policy(run, make_env=float64_cartpole, observations=8)
-    assert made.about["inputs"] == {"obs": "observed, [B, 4] float32"}
+    assert made.metadata["inputs"] == {"obs": "observed, [B, 4] float32"}
     page = Path(__file__).parents[3] / "docs/export.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
     env = float64_cartpole()

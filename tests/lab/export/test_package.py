@@ -22,7 +22,7 @@ from phasicrl.lab.export.package import (
     FILES,
     HASHES_FILE,
     check_package,
-    page,
+    format_page,
     release,
 )
 from phasicrl.runs.checkpoint import digest_of_file
@@ -44,9 +44,7 @@ def package(run: Path, tmp_path: Path) -> Path:
     return made.path
 
 
-def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machine(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path: Path) -> None:
     (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
     assert made.path == tmp_path / "out" / "tiny-corridor-s3"
     files = {*FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
@@ -122,10 +120,10 @@ def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
     files = RunDirectory(run)
     found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
     for card in ({"commit": None}, {}):
-        assert "seed 3, commit unknown." in page(files.config, card, found)
-    assert "seed 3, commit abc." in page(files.config, {"commit": "abc"}, found)
+        assert "seed 3, commit unknown." in format_page(files.config, card, found)
+    assert "seed 3, commit abc." in format_page(files.config, {"commit": "abc"}, found)
     env = EnvConfig(id="mine:<img src=x>[a](b)_c_-v0")
-    text = page(replace(files.config, env=env), {}, found).partition("\n---\n")[2]
+    text = format_page(replace(files.config, env=env), {}, found).partition("\n---\n")[2]
     assert r"on &lt;img src=x&gt;\[a\](b)\_c\_-v0" in text and "<img" not in text
 
 

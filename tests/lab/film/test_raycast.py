@@ -73,9 +73,7 @@ def test_surfaces_facing_the_camera_are_bright_and_edges_are_dark() -> None:
         ('material="green" rgba="1 0 0 1"', (255, 0, 0)),
     ],
 )
-def test_colors_are_those_that_mujoco_would_show(
-    color: str, expected: tuple[int, int, int]
-) -> None:
+def test_colors_equal_those_of_mujoco(color: str, expected: tuple[int, int, int]) -> None:
     assert drawn(color=color)[50, 50] == pytest.approx(expected, abs=1)
 
 

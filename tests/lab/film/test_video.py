@@ -53,7 +53,7 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
-def test_films_of_other_weights_or_levels_have_names_of_their_own(
+def test_film_names_have_weights_and_levels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -161,7 +161,7 @@ class Counting(Drawn):
 
 
 @pytest.mark.parametrize("mode", [None, *AutoresetMode])
-def test_the_last_image_of_an_episode_is_shown_and_none_of_the_next_one_instead(
+def test_films_show_the_last_image_of_an_episode(
     tmp_path: Path, mode: AutoresetMode | None
 ) -> None:
     """A vector that resets itself in the step of the end repeats the image before."""
@@ -205,9 +205,7 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     assert len(images) > 5 and images.mean() > 150 and images.std() > 1
 
 
-def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mujoco_is_filmed_without_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
     for renderer in ("MjrContext", "mjr_render"):  # what needs OpenGL
         monkeypatch.setattr(mujoco, renderer, lambda *_: pytest.fail("OpenGL was asked for"))

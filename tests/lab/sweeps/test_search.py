@@ -112,9 +112,7 @@ class Returns:
         return 1e6 * config.ppo.learning_rate + {1: 0, 2: 10, 3: 20, 4: 1000}[config.seed] + until
 
 
-def test_seeds_go_side_by_side_and_the_worse_half_is_pruned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     returns = Returns(monkeypatch)
     search = module.Search(small(tmp_path, "ppo"), VALUES, (1, 2, 3, 4), 3)
     folder = written(tmp_path / "search", search, 12)
@@ -175,9 +173,7 @@ def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, lef
     assert found == [{"a": 1}, {"a": 2}]
 
 
-def test_values_that_do_not_fit_together_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Returns(monkeypatch)
     uneven = module.Search(small(tmp_path, "ppo"), {"ppo.num_minibatches": ["uniform", 2, 4]}, (1,))
     folder = written(tmp_path / "search", uneven, 8)
@@ -201,7 +197,7 @@ def test_values_that_do_not_fit_together_fail(
          "add --import sent_with_it"),
     ],
 )  # fmt: skip
-def test_a_search_that_was_received_runs_no_code_and_is_refused_in_one_sentence(
+def test_received_searches_run_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     tree: str, says: str,
 ) -> None:  # fmt: skip
@@ -216,9 +212,7 @@ def test_a_search_that_was_received_runs_no_code_and_is_refused_in_one_sentence(
     assert "sent_with_it" not in sys.modules and not (folder / "0000" / "runs").exists()
 
 
-def test_a_run_that_diverged_counts_with_its_lowest_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diverged_runs_have_lowest_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path, "ppo", total_env_steps=640)
     plain = trials.train
 

@@ -126,9 +126,7 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
         sweep.make_sweep(tmp_path / "search", ["classic-ppo"])
 
 
-def test_weights_to_begin_with_are_found_from_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(small(tmp_path / "runs", "ppo", total_env_steps=64)).directory
     monkeypatch.chdir(tmp_path)
     ((_, config),) = sweep.make_grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
@@ -154,9 +152,7 @@ def test_finished_and_running_trials_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = {"ppo.learning_rate": 1e30, "ppo.max_grad_norm": None}
     good = small(tmp_path, "ppo")
     folder = written(tmp_path / "sweep", good, good.with_updates(bad))
@@ -181,9 +177,7 @@ def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
 
 
 @pytest.mark.usefixtures("here")
-def test_a_failed_trial_is_reported_and_the_others_are_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
     second = folder / "1" / sweep.TRIAL
@@ -279,9 +273,7 @@ def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_cluster_may_lose_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
