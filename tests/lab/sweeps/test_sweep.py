@@ -217,7 +217,7 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
     for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""):
         with pytest.raises(ValueError, match="expected I/N"):
             sweep.run_sweep(folder, shard=wrong)
-    with pytest.raises(ValueError, match="has no trials of a sweep; `phasicrl sweep make"):
+    with pytest.raises(ValueError, match="has no trials; expected a sweep"):
         sweep.run_sweep(tmp_path)
 
 

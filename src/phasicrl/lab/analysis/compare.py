@@ -166,7 +166,7 @@ def compare_runs(
     comparison = compare_curves(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
-    missed = _check_bounds(comparison.results, at_least, share_of_reference)
+    missed = _list_missed(comparison.results, at_least, share_of_reference)
     files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
@@ -279,8 +279,8 @@ def _convert_units(curve: Curve, units: Units) -> Curve:
     return replace(curve, runs=measures.normalize(curve.runs, bounds[game]), points=points)
 
 
-def _check_bounds(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
-    """Describe each mean of ours below a bound or below a share of a published mean."""
+def _list_missed(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
+    """List means of ours below a bound or below a share of a published mean."""
     missed = []
     for ours in (result for result in results if not result.published):
         bounds = [] if least is None else [(least, "")]

@@ -91,7 +91,7 @@ class PolicyGraph(nn.Module):
 def name_inputs(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
-    """Name the inputs of an agent as a graph's inputs.
+    """Map the names of a graph's inputs to the inputs of an agent.
 
     Args:
         layout: layout of the observations.

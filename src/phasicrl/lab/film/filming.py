@@ -144,7 +144,7 @@ class _Renderer:
         self._last = image
         return image
 
-    def last_image(self) -> np.ndarray:
+    def get_last_image(self) -> np.ndarray:
         """Return the latest image; each reset draws one before."""
         return self.draw() if self._last is None else self._last
 
@@ -183,10 +183,10 @@ def _make_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
     def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:
             (vector,) = renderers
-            return np.where(ended[:, None, None, None], vector.last_image(), vector.draw())
+            return np.where(ended[:, None, None, None], vector.get_last_image(), vector.draw())
         # One environment was made for its spaces, the others at the first reset.
         pairs = zip(renderers[-envs.num_envs :], ended, strict=True)
-        return np.stack([each.last_image() if end else each.draw() for each, end in pairs])
+        return np.stack([each.get_last_image() if end else each.draw() for each, end in pairs])
 
     return envs, images
 
