@@ -133,7 +133,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("evaluate /tmp", "/tmp is not a run directory"),
         ("resume /tmp", "/tmp is not a run directory"),
         ("video /tmp", "/tmp is not a run directory"),
-        ("plot", "name at least one run directory"),
+        ("plot", "give at least one run directory"),
         ("presets nothing-like-this", "no preset's name contains"),
         ("envs nothing-like-this", "no environment matches"),
         ("--import no_such_module presets", "no_such_module"),

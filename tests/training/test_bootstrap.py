@@ -13,7 +13,7 @@ def test_two_values_give_the_quantiles_of_three_possible_means(
 ) -> None:
     # The mean of two draws from {0, 1} is 0, ½ or 1 with probabilities ¼, ½, ¼.
     assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)
-    monkeypatch.setattr("phasicrl.training.bootstrap.CONFIDENCE", 0.30)
+    monkeypatch.setattr("phasicrl.training.bootstrap._TAIL", 0.35)
     assert bootstrap_interval([0.0, 1.0]) == (0.5, 0.5)
 
 

@@ -182,7 +182,7 @@ def _make_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
 
     def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:
-            (vector,) = renderers
+            vector = renderers[-1]
             return np.where(ended[:, None, None, None], vector.get_last_image(), vector.draw())
         # One environment was made for its spaces, the others at the first reset.
         pairs = zip(renderers[-envs.num_envs :], ended, strict=True)
