@@ -23,7 +23,7 @@ import tyro
 
 from phasicrl.config import ModelConfig
 from phasicrl.execution import device
-from phasicrl.models.encoders import ImpalaCNN, in_precision
+from phasicrl.models.encoders import ImpalaCNN, autocast
 from phasicrl.system.machine import num_cores
 from phasicrl.system.provenance import commit
 
@@ -55,7 +55,7 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
 
     def forward_backward(network: Any, precision: Any) -> list[Any]:
         """Return features and, in one tensor, all gradients of their weighted mean."""
-        with in_precision(precision, images.device):
+        with autocast(precision, images.device):
             features = network(images).float()
         mean = (features @ torch.linspace(-1, 1, features.shape[-1])).mean()
         gradients = torch.autograd.grad(mean, parameters)

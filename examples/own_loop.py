@@ -19,7 +19,7 @@ def train_until_solved(run: Run, *, solved: float) -> None:
         # [environments, steps]: add a bonus of your own, if you like.
         reward, _ = learner.normalize_reward(rollout)
         record = policy_phase(learner, rollout, reward)
-        if learner.auxiliary_phase_is_due:
+        if learner.is_auxiliary_phase_due:
             record |= auxiliary_phase(learner, buffer)
         if buffer.is_full:
             buffer.clear()

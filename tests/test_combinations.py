@@ -12,7 +12,7 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.phases import auxiliary_phase, compute_targets, dist_params
+from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets
 from phasicrl.rollout import Samples
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import evaluate
@@ -83,7 +83,7 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
         segments = run.buffer.segments()
         assert isinstance(segments, Samples)
-        old = dist_params(run.agent, segments, executor=run.executor)
+        old = compute_dist_params(run.agent, segments, executor=run.executor)
         generator = torch.Generator().manual_seed(0)
         for parameter in run.agent.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))

@@ -82,7 +82,7 @@ def collected(run: Run) -> Rollout:
     return run.collect(run.buffer.next_rollout())
 
 
-def dist_params(run: Run, samples: Rollout | PolicySamples) -> Tensor:
+def compute_dist_params(run: Run, samples: Rollout | PolicySamples) -> Tensor:
     with torch.no_grad():
         return run.agent.policy(samples.obs, samples.first, samples.state)[0].dist_params
 
@@ -100,7 +100,7 @@ def test_environments_get_clipped_actions_and_policies_draws(name: str, tmp_path
     clipped = draws if name == "compat-spinningup-ppo" else np.clip(draws, LOW, HIGH)
     np.testing.assert_array_equal(np.stack(env.got), clipped)
     assert ((draws < LOW) | (draws > HIGH)).mean() > 0.2  # the comparison means something
-    mean, std = np.split(dist_params(run, rollout)[0].double().numpy(), 2, axis=1)
+    mean, std = np.split(compute_dist_params(run, rollout)[0].double().numpy(), 2, axis=1)
     log_prob = -((draws - mean) ** 2) / (2 * std**2) - np.log(std) - 0.5 * math.log(2 * math.pi)
     np.testing.assert_allclose(rollout.log_prob[0], log_prob.sum(1), rtol=1e-5)
 
@@ -171,7 +171,7 @@ def spinning_up_update(agent: Agent, samples: PolicySamples, target: Tensor, con
     """
     ppo, conditions = config.ppo, (samples.obs, samples.first, samples.state)
     assert ppo.target_kl and ppo.value_learning_rate and ppo.clip
-    policy_parameters, value_parameters = agent.networks()
+    policy_parameters, value_parameters = agent.param_groups()
     policy_adam = torch.optim.Adam(policy_parameters, lr=ppo.learning_rate)
     value_adam = torch.optim.Adam(value_parameters, lr=ppo.value_learning_rate)
     steps = 0
@@ -263,7 +263,7 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
 def written_loss(run: Run, samples: PolicySamples, *, ddof: int) -> float:
     """CleanRL's, Baselines' or SB3's loss of one minibatch, number by number."""
     ppo, columns = run.config.ppo, range(2)
-    parameters = dist_params(run, samples)[:, 0].tolist()
+    parameters = compute_dist_params(run, samples)[:, 0].tolist()
     values = run.agent.value(samples.obs, samples.first, samples.state)[:, 0].tolist()
     names = ("action", "old_log_prob", "advantage", "value_target", "old_value")
     actions, old, advantage, target, old_value = (getattr(samples, x)[:, 0].tolist() for x in names)

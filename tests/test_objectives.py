@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 
 from phasicrl.models.distributions import Categorical
 from phasicrl.objectives import (
-    adapted_kl_coef,
-    adapted_learning_rate,
+    adapt_kl_coef,
+    adapt_learning_rate,
     approximate_kl,
     clipped_fraction,
     joint_auxiliary_loss,
@@ -193,18 +193,18 @@ def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
 )  # fmt: skip
 def test_kl_coefficient_by_hand(kl: float, coef: float) -> None:
     """It moves above 1.5 · 3 and below 3 / 1.5."""
-    assert adapted_kl_coef(10.0, kl, target=3.0) == coef
+    assert adapt_kl_coef(10.0, kl, target=3.0) == coef
 
 
 def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
     coef = 1.0
     for _ in range(2000):  # 1100 halvings would end at 0
-        coef = adapted_kl_coef(coef, 0.0, target=0.01)
+        coef = adapt_kl_coef(coef, 0.0, target=0.01)
     assert coef == 1e-6
     for _ in range(2000):  # and as many doublings at infinity
-        coef = adapted_kl_coef(coef, 1.0, target=0.01)
+        coef = adapt_kl_coef(coef, 1.0, target=0.01)
     assert coef == 1e6
-    assert adapted_kl_coef(coef, 0.0, target=0.01) == 5e5
+    assert adapt_kl_coef(coef, 0.0, target=0.01) == 5e5
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
 )  # fmt: skip
 def test_learning_rate_by_hand(kl: float, rate: float) -> None:
     """It moves above 2 · 2 and under 2 / 2, but not at 0: nothing moved or was measured."""
-    assert adapted_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
+    assert adapt_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -230,5 +230,5 @@ def test_learning_rate_by_hand(kl: float, rate: float) -> None:
 )
 def test_learning_rate_keeps_to_its_bounds(rate: float, kl: float, times: int, end: float) -> None:
     for _ in range(times):
-        rate = adapted_learning_rate(rate, kl, target=0.01)
+        rate = adapt_learning_rate(rate, kl, target=0.01)
     assert rate == pytest.approx(end, rel=1e-12)

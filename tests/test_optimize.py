@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasicrl.optimize import Moments, adam_, clip, moments, restore_layout_, step_
+from phasicrl.optimize import Moments, adam_, clip_gradients, get_moments, restore_layout_, step_
 
 YES, OPTIONS = torch.tensor(True), {"betas": (0.9, 0.999), "eps": 1e-5}
 
@@ -89,11 +89,11 @@ def test_adam_in_both_precisions_and_with_both_epsilons(foreach: bool, dtype: to
 def test_each_network_is_clipped_by_its_own_norm(foreach: bool) -> None:
     long = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])]
     short = [torch.tensor([0.3, 0.4])]
-    (clipped, kept), norm = clip([long, short], 6.5, foreach=foreach)  # norms 13 and 0.5
+    (clipped, kept), norm = clip_gradients([long, short], 6.5, foreach=foreach)  # norms 13 and 0.5
     torch.testing.assert_close(clipped, [torch.tensor([[1.5, 0.0]]), torch.tensor([2.0, 6.0])])
     assert torch.equal(kept[0], short[0]) and norm.item() == pytest.approx((169 + 0.25) ** 0.5)
     assert long[0].tolist() == [[3.0, 0.0]], "the gradients themselves stay"
-    ((unclipped,), norm) = clip([short], None, foreach=foreach)
+    ((unclipped,), norm) = clip_gradients([short], None, foreach=foreach)
     assert unclipped[0].tolist() == short[0].tolist() and norm.item() == pytest.approx(0.5)
 
 
@@ -103,9 +103,9 @@ def test_a_step_moves_only_the_given_parameters_with_their_groups_rate() -> None
     gradients: list[Tensor] = [torch.ones(1), -torch.ones(1)]
     step_(optimizer, [c, a], gradients, apply_if=YES)
     assert (a.item(), b.item(), c.item()) == (pytest.approx(0.1), 0, pytest.approx(-0.01))
-    assert b not in optimizer.state and moments(optimizer, [a]).steps[0].item() == 1
+    assert b not in optimizer.state and get_moments(optimizer, [a]).steps[0].item() == 1
     step_(optimizer, [a], [torch.full((1,), torch.inf)], apply_if=torch.tensor(False))
-    assert a.item() == pytest.approx(0.1) and moments(optimizer, [a]).steps[0].item() == 1
+    assert a.item() == pytest.approx(0.1) and get_moments(optimizer, [a]).steps[0].item() == 1
 
 
 def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:

@@ -15,7 +15,7 @@ from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
 from phasicrl.config import AuxConfig, Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
-from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
+from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
@@ -236,7 +236,7 @@ def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
     log_ratio = (policy.log_prob(samples.action) - samples.old_log_prob)[:2]
     expected = (log_ratio.exp() - 1 - log_ratio).mean().item()
     assert expected > 1e-4 and record["losses/epoch_kl"] == pytest.approx(expected, rel=1e-3)
-    adapted = objectives.adapted_kl_coef(1.0, expected, target=0.01)
+    adapted = objectives.adapt_kl_coef(1.0, expected, target=0.01)
     assert record["losses/kl_penalty"] == 1 != run.learner.kl_coef == adapted
 
 
@@ -249,7 +249,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
-        settings = StepSettings("policy", run.agent.networks(), frozen, None)
+        settings = StepSettings("policy", run.agent.param_groups(), frozen, None)
         run.executor.gradient_step(loss, settings)(everything, NO_PENALTY)
         gradients.append([p.grad.clone() for p in run.agent.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
@@ -276,7 +276,7 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(norms).norm().item(), rel=1e-4)
     whole = [list(run.agent.parameters())]
-    for network in whole if norm_of == "agent" else run.agent.networks():
+    for network in whole if norm_of == "agent" else run.agent.param_groups():
         clipped = torch.stack([given[0][parameter].norm() for parameter in network]).norm()
         assert clipped.item() == pytest.approx(0.5, rel=1e-4)
 
@@ -328,7 +328,7 @@ def test_reinforce_weighs_log_probabilities_by_plain_returns(tmp_path: Path) -> 
 def test_the_exact_penalty_is_the_divergence_from_the_old_policy(tmp_path: Path) -> None:
     run = filled(with_ppo(tmp_path, kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0))
     samples = samples_of(run)
-    old = dist_params(run.agent, samples, executor=run.executor)
+    old = compute_dist_params(run.agent, samples, executor=run.executor)
     before = run.agent.policy(samples.obs, samples.first, samples.state)[0]
     with torch.no_grad():
         for parameter in run.agent.policy_head.parameters():
@@ -344,7 +344,9 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path) 
     epochs: Any = {"policy_epochs": 3, "value_epochs": 3}
     run = filled(with_ppo(tmp_path, kl_penalty=1.0, kl_estimate="exact", **epochs))
     samples, seen, head = samples_of(run), [], run.agent.policy_head
-    old = dist_params(run.agent, samples, executor=run.executor).flatten(0, 1).sort(0).values
+    old = (
+        compute_dist_params(run.agent, samples, executor=run.executor).flatten(0, 1).sort(0).values
+    )
     original = head.distribution
     spy = lambda params: (seen.append(params), original(params))[1]  # noqa: E731
     with patch.object(head, "distribution", spy):
@@ -504,7 +506,7 @@ def test_the_last_iterations_alone_are_used_whole(tmp_path: Path) -> None:
 
 def test_the_old_policy_is_computed_once_a_phase_before_it_changes(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux(epochs=3)))
-    expected = dist_params(run.agent, run.buffer.segments(), executor=run.executor)
+    expected = compute_dist_params(run.agent, run.buffer.segments(), executor=run.executor)
     with patch.object(phases, "dist_params", wraps=dist_params) as calls:
         batches = auxiliary_batches(run)
     assert calls.call_count == 1
@@ -655,7 +657,9 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, aux=aux), make_env=lambda: Levers(masked=True)) as run:
         rollout = run.collect(run.buffer.next_rollout())
         compute_targets(rollout, torch.zeros(4, 8), run.config.ppo)
-        before = dist_params(run.agent, run.buffer.segments(), executor=run.executor, phase="aux")
+        before = compute_dist_params(
+            run.agent, run.buffer.segments(), executor=run.executor, phase="aux"
+        )
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
         loss = phases.AuxiliaryLoss(run.agent, aux)

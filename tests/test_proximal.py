@@ -53,7 +53,7 @@ def test_a_ratio_is_never_larger_than_a_hundred() -> None:
 
 
 def policy_weights(agent: Agent) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in agent.networks()[0]]
+    return [parameter.detach().clone() for parameter in agent.param_groups()[0]]
 
 
 def test_the_average_is_the_weighted_mean_of_all_weights_so_far(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_average_is_the_weighted_mean_of_all_weights_so_far(tmp_path: Path) 
         with torch.no_grad():
             for parameter in agent.parameters():
                 parameter += 0.1 * step
-        proximal.follow(agent)
+        proximal.update(agent)
         seen.append(policy_weights(agent))
     weights = torch.tensor([0.8 ** (5 - k) for k in range(6)])
     for averaged, *each in zip(policy_weights(proximal.agent), *seen, strict=True):

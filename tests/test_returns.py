@@ -269,7 +269,7 @@ def test_samples_that_do_not_count_neither_move_the_normalization_nor_stay() -> 
     advantage = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 4 + 2
     weight = flags("x.xx..xx", "........", "xx.x.x.x") * 1.5
     for unbiased in (False, True):
-        rows = normalize(advantage, unbiased=unbiased, by_row=True, weight=weight)
+        rows = normalize(advantage, unbiased=unbiased, rowwise=True, weight=weight)
         everything = normalize(advantage, unbiased=unbiased, weight=weight)
         counts = weight > 0
         expected = normalize(advantage[counts], unbiased=unbiased)
@@ -306,9 +306,9 @@ def test_the_first_episodes_by_hand() -> None:
     )
     for number in range(7):
         expected = sum((episode.int() for episode in episodes[:number]), torch.zeros(3, 10))
-        counts = complete_episode_mask(first, ended, at_most=number)
+        counts = complete_episode_mask(first, ended, max_episodes=number)
         assert counts.tolist() == expected.bool().tolist()
-    assert complete_episode_mask(first, ended, at_most=99).equal(counts)
+    assert complete_episode_mask(first, ended, max_episodes=99).equal(counts)
 
 
 @pytest.mark.parametrize(

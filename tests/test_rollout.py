@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import MinibatchBy
+from phasicrl.config import MinibatchUnit
 from phasicrl.optimize import MeanAccumulator
 from phasicrl.rollout import (
     AuxiliaryProgress,
@@ -53,12 +53,14 @@ def assert_fields_line_up(samples: PolicySamples) -> None:
 
 
 def split(
-    samples: PolicySamples, num_minibatches: int, by: MinibatchBy, generator: Generator | int = 0
+    samples: PolicySamples, num_minibatches: int, by: MinibatchUnit, generator: Generator | int = 0
 ) -> list[PolicySamples]:
     if isinstance(generator, int):
         generator = Generator().manual_seed(generator)
-    order = samples.random_order(by=by, generator=generator)
-    return [minibatch.gather() for minibatch in samples.minibatches(num_minibatches, order, by=by)]
+    order = samples.random_order(unit=by, generator=generator)
+    return [
+        minibatch.gather() for minibatch in samples.minibatches(num_minibatches, order, unit=by)
+    ]
 
 
 def order(minibatches: list[PolicySamples]) -> list[int]:
@@ -98,16 +100,16 @@ def test_transitions_are_used_exactly_once(num_minibatches: int) -> None:
 @pytest.mark.parametrize(
     ("by", "state_size"), [("segments", 0), ("segments", 2), ("transitions", 0)]
 )
-def test_a_minibatch_has_its_number_of_steps(by: MinibatchBy, state_size: int) -> None:
+def test_a_minibatch_has_its_number_of_steps(by: MinibatchUnit, state_size: int) -> None:
     """Means are weighted by it: gathered and other minibatches count alike."""
     samples = samples_at(cells(), state_size)
-    order = samples.random_order(by=by, generator=Generator())
-    for minibatch in samples.minibatches(3, order, by=by):
+    order = samples.random_order(unit=by, generator=Generator())
+    for minibatch in samples.minibatches(3, order, unit=by):
         assert minibatch.num_steps == minibatch.materialize().num_steps == S * L // 3
 
 
 @pytest.mark.parametrize("by", ["segments", "transitions"])
-def test_each_pass_has_its_own_order_which_follows_from_the_seed(by: MinibatchBy) -> None:
+def test_each_pass_has_its_own_order_which_follows_from_the_seed(by: MinibatchUnit) -> None:
     samples, generator = samples_at(cells()), Generator().manual_seed(5)
     first, second = (order(split(samples, 2, by, generator)) for _ in range(2))
     assert first != second and first != order([samples])
@@ -120,7 +122,7 @@ def test_each_pass_has_its_own_order_which_follows_from_the_seed(by: MinibatchBy
     ("state_size", "number", "by"),
     [(2, 2, "transitions"), (0, 4, "segments"), (0, 5, "transitions")],
 )
-def test_impossible_minibatches_fail(state_size: int, number: int, by: MinibatchBy) -> None:
+def test_impossible_minibatches_fail(state_size: int, number: int, by: MinibatchUnit) -> None:
     with pytest.raises(AssertionError, match=r"width 2|do not divide"):
         split(samples_at(cells(), state_size), number, by)
 
@@ -202,7 +204,7 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None
     # Nothing is copied.
     assert samples.old_dist_params.data_ptr() == old_dist_params.data_ptr()
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
-    for minibatch in samples.minibatches(3, torch.randperm(len(samples)), by="segments"):
+    for minibatch in samples.minibatches(3, torch.randperm(len(samples)), unit="segments"):
         gathered = minibatch.gather()
         assert isinstance(gathered, AuxiliarySamples)
         cell = gathered.old_dist_params[..., 0] - 0.1

@@ -87,7 +87,7 @@ def test_observations_come_back(space: gym.Space[Any], num: int, before: int, se
     check_spaces("mine", space, Discrete(2))
     rng, layout = np.random.default_rng(seed), ObservationLayout(space)
     values: Any = {path: random_batch(leaf, num, rng) for path, leaf in leaves(space)}
-    packed = layout.pack(spaces.assembled(space, values), num)
+    packed = layout.pack(spaces.assemble(space, values), num)
     assert packed.shape == (num, *layout.shape) and packed.dtype == layout.dtype
     storage = torch.zeros(before + num + 1, *layout.shape, dtype=torch.from_numpy(packed).dtype)
     storage[before : before + num] = torch.from_numpy(packed)

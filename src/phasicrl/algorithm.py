@@ -24,11 +24,11 @@ OnIteration = Callable[[Run, Record], Literal["stop"] | None]
 
 
 def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
-    """Train until the budget is used up, or `on_iteration` returns "stop"."""
+    """Train until the budget is spent or `on_iteration` returns "stop"."""
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget:
-        if buffer.progress is None:  # else the run was resumed within an auxiliary phase
-            # Perform rollouts under the current policy π, straight into the buffer B
+        if buffer.progress is None:  # not resumed in an auxiliary phase
+            # Perform rollouts under the current policy π, and write them into the buffer B
             rollout = run.collect(buffer.next_rollout())
 
             # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for
@@ -36,8 +36,8 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
             run.record = policy_phase(learner, rollout, on_stage=run.stage, on_epoch=run.log_epoch)
 
         # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's
-        # network while keeping π where it is
-        if learner.auxiliary_phase_is_due:
+        # network, with a penalty on changes of π
+        if learner.is_auxiliary_phase_due:
             run.record |= auxiliary_phase(
                 learner,
                 buffer,
@@ -48,11 +48,11 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
         if buffer.is_full:
             buffer.clear()
 
-        # Log the metrics, evaluate and save if that is due
+        # Log the metrics; evaluate and save a checkpoint if either is due
         run.finish_iteration(run.record)
         with run.world.sync_errors("on_iteration"):
-            wants_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
-        if run.world.any_rank(wants_stop):
+            should_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
+        if run.world.any_rank(should_stop):
             return
 
 
@@ -63,32 +63,34 @@ def train(
     on_iteration: OnIteration | None = None,
     **user_objects: Unpack[UserObjects],
 ) -> Run:
-    """Train an agent from scratch. With `config.aux.epochs` 0 this is PPO.
+    """Train an agent from scratch: PPG, or PPO if `config.aux.epochs` is 0.
 
-    Processes that were started by `torchrun` train one agent together.
+    Processes started by `torchrun` train one agent together.
 
     Args:
-        config: all options; `phasicrl.get_preset(name)` returns a named configuration.
+        config: options of the run; `phasicrl.get_preset(name)` returns a named configuration.
         resume: `auto` resumes the newest run of this experiment, seed and length, if there is one.
-        on_iteration: called after each iteration with the run and its metrics. If it returns
-            "stop", the run is saved and ends; `resume` continues to the end of the budget.
-        user_objects: objects of your own.
+        on_iteration: callback after each iteration, with the run and its metrics. If it returns
+            "stop", the run is saved and ends; `phasicrl.resume` continues it.
+        user_objects: custom environments, networks and masks.
 
-            - `make_env`: returns a Gymnasium environment, used in place of `config.env.id`.
-            - `make_vector_env`: called with the number of environments; returns a Gymnasium
-              `VectorEnv`, used in place of `config.env.id`. All autoreset modes work; `NEXT_STEP`
-              and `DISABLED` need `reset(options={"reset_mask": …})`.
-            - `make_encoder`: returns a network, used in place of `config.model.encoder`.
-            - `mask_actions`: maps observations `[B, …]` and the environments' masks to the masks
-              used during the first `config.env.heuristic_mask_steps` steps.
+            - `make_env`: function that returns a Gymnasium environment, in place of
+              `config.env.id`.
+            - `make_vector_env`: function of the number of environments that returns a Gymnasium
+              `VectorEnv`, in place of `config.env.id`. All autoreset modes work; `NEXT_STEP` and
+              `DISABLED` need `reset(options={"reset_mask": …})`.
+            - `make_encoder`: function of the observation space that returns a network, in place of
+              `config.model.encoder`.
+            - `mask_actions`: function of observations `[B, …]` and the environments' masks that
+              returns the masks of the first `config.env.heuristic_mask_steps` steps.
 
     Returns:
         The finished run: `run.agent`, `run.directory`, `run.summary()`.
 
     Raises:
-        ValueError: the configuration cannot work here; nothing was started.
+        ValueError: the configuration cannot work; nothing was started.
         EnvError: an environment failed.
-        RankError: another process of the run failed, or does not answer.
+        RankError: another process of the run failed or does not answer.
     """
     with (
         join(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
@@ -106,17 +108,17 @@ def resume(
     accept_config_changes: bool = False,
     **user_objects: Unpack[UserObjects],
 ) -> Run:
-    """Continue a run from its last whole checkpoint to the end of its budget.
+    """Continue a run from its last complete checkpoint to the end of its budget.
 
     Args:
         run_dir: Run directory.
-        on_iteration: as for `train`.
-        accept_config_changes: Resume although config.json was changed since the checkpoint.
-        user_objects: as for `train`.
+        on_iteration: callback after each iteration, see `train`.
+        accept_config_changes: Resume even if config.json was changed since the checkpoint.
+        user_objects: custom environments, networks and masks, see `train`.
 
     Raises:
-        ValueError: not a run directory, in use by another process, without a usable checkpoint, or
-            with a changed configuration.
+        ValueError: the directory is not a run directory, is in use by another process, has no
+            usable checkpoint, or its configuration was changed.
     """
     compute = RunDirectory(Path(run_dir)).config.compute
     with (

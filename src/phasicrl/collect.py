@@ -12,24 +12,24 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.episodes import EpisodeStatistics
 from phasicrl.execution.executor import Executor
 from phasicrl.models.agent import Agent
-from phasicrl.optimize import diverged
+from phasicrl.optimize import make_diverged_error
 from phasicrl.rollout import Rollout, Samples
 
 Truncation = tuple[int, Tensor, Tensor, Tensor]
-"""Truncated episodes of a step: its index, environments, final observations, memory states."""
+"""Truncated episodes of a step: its index, environments, final observations and memory states."""
 RolloutOutcome = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Rewards, episode ends and infos of a rollout, each `[T, B]`."""
 
 
 class Collector:
-    """Steps the environments with the agent's actions, and fills rollouts.
+    """Collector that steps the environments with the agent's actions and fills rollouts.
 
     Args:
         envs: B environments.
         agent: policy and value networks.
         generator: random generator of the actions, on the agent's device.
         executor: runs the networks.
-        bootstrap_truncation: whether final observations of truncated episodes are valued.
+        bootstrap_truncation: whether values of truncated episodes' final observations are computed.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class Collector:
         self.envs, self.agent, self.executor, self.generator = envs, agent, executor, generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(executor.world.size * envs.num_envs)
-        # A separate value network runs once a rollout, not at each step. With a memory it has to
-        # follow the episodes.
+        # A separate value network without memory runs once per rollout instead of at each step.
         self._values_deferred = agent.value_path == "separate" and not agent.state_size
         self._precision: Precision = executor.precision("policy")
         # All processes draw the noise of all environments, so that an environment's actions do not
-        # depend on the number of processes. Only the shapes of this policy's noise are used.
+        # depend on the number of processes. The blank policy provides the shapes of the noise.
         num_envs = executor.world.size * envs.num_envs
-        self._own_noise = executor.world.local_slice(num_envs)
+        self._local_noise = executor.world.local_slice(num_envs)
         self._blank_policy = agent.policy_head.distribution(
             torch.zeros(num_envs, 1, agent.policy_head.num_dist_params)
         )
@@ -62,7 +61,7 @@ class Collector:
         return None if envs is None else {"envs": envs, "first": self._first, "state": self._state}
 
     def load_state_dict(self, state: dict[str, Any], obs: Tensor) -> None:
-        """Restore `state_dict`; the environments were restored already, and returned `obs`."""
+        """Restore `state_dict` after the environments were restored and returned `obs`."""
         self._obs = self.executor.upload(obs)
         self._first = state["first"].to(self.executor.device)
         self._state = state["state"].to(self.executor.device)
@@ -78,12 +77,11 @@ class Collector:
         """Fill `rollout` with the next T steps of every environment.
 
         Args:
-            rollout: written in place.
+            rollout: T steps of B environments, written in place.
             update_obs_norm_before_targets: update the observation statistics with this rollout
-                before anything is valued. Values, bootstrap values, the memory's state after the
-                rollout and the epochs over it then use these statistics. Log-probabilities stay
-                those of the policy that acted, which saw raw observations, so that ratios remain
-                importance weights.
+                before values are computed. Values, the memory's state after the rollout and the
+                epochs over it then use these statistics. Log-probabilities are still those of the
+                policy that acted on raw observations, so that ratios remain importance weights.
 
         Raises:
             MemoryError: out of memory; the message names the option to lower.
@@ -93,13 +91,13 @@ class Collector:
             with self.executor.world.sync_errors("a rollout"):
                 truncations, outcome = self._step_envs(rollout)
             self._update_episode_stats(*outcome)
-            # Compute the values that were not computed while acting, and all bootstrap values.
+            # Compute the values that acting left out, and all bootstrap values.
             if update_obs_norm_before_targets:
                 self.agent.reader.update(rollout.obs, self.executor.world)
                 if self.agent.state_size:
                     truncations = self._recompute_memory(rollout, truncations)
             if self._values_deferred or update_obs_norm_before_targets:
-                rollout.value.copy_(self.executor.infer(rollout.segments(), self._value))
+                rollout.value.copy_(self.executor.infer(rollout.segments(), self._compute_value))
             self._fill_next_values(rollout, truncations)
         with self.executor.world.sync_errors("a rollout"):
             _require_finite(
@@ -108,7 +106,7 @@ class Collector:
             )
 
     def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], RolloutOutcome]:
-        """Act and step T times; returns the truncated episodes and the outcome of all steps."""
+        """Act and step T times, and return the truncated episodes and the outcome of all steps."""
         rollout.state.copy_(self._state)
         rollout.first[:, 0] = self._first
         finals: dict[int, tuple[Tensor, Tensor]] = {}
@@ -119,27 +117,27 @@ class Collector:
             action = self.act(rollout, t).to(self.envs.device)
             try:
                 step = self.envs.step(action)
-            except ValueError:  # an action that is refused may come from a network that diverged
+            except ValueError:  # a rejected action may come from a diverged network
                 _require_finite(policy=rollout.log_prob[:, : t + 1])
                 raise
-            # `step.obs` begins the next episode where one ended; keep what the last one ended with.
+            # `step.obs` is already the next episode's first observation where one ended.
             if self.bootstrap_truncation and step.final_obs is not None:
                 finals[t] = step.final_obs, self._state
             ended = step.terminated | step.truncated
             outcomes.append((step.reward, step.terminated, step.truncated, ended))
             infos.append(step.info)
             self._obs, self._first = self.executor.upload(step.obs), self.executor.upload(ended)
-        # Copy rewards and ends into the rollout at once: a GPU is not waited for at each step.
+        # Copy rewards and ends into the rollout in one go, instead of waiting for a GPU each step.
         reward, terminated, truncated, ended = map(torch.stack, zip(*outcomes, strict=True))
         info = {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
         rollout.first[:, 1:] = self.executor.upload(ended[:-1]).t()
         buffers = (rollout.reward, rollout.terminated, rollout.truncated)
         for buffer, values in zip(buffers, (reward, terminated, truncated), strict=True):
             buffer.copy_(self.executor.upload(values).t())
-        return self._truncations(truncated, finals), (reward, ended, info)
+        return self._find_truncations(truncated, finals), (reward, ended, info)
 
     def _update_episode_stats(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
-        """Update the episode statistics with the environments of all processes."""
+        """Update the episode statistics with the steps of all processes' environments."""
 
         def gather_steps(values: Tensor) -> Tensor:
             return self.executor.world.all_gather_cat(values.t()).t()
@@ -148,15 +146,15 @@ class Collector:
         self.episodes.update(gather_steps(reward), gather_steps(ended), infos)
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
-        """Sample actions for step t, and store them, their log-probabilities and values.
+        """Sample the actions of step t, and return them in the environments' format, `[B, …]`.
 
-        Returns the actions in the environments' form.
+        The actions, their log-probabilities and the values are stored in the rollout.
         """
         mask = None
         if rollout.action_mask is not None:
-            assert self.envs.action_mask is not None, f"{self.envs.name} has no masks now"
+            assert self.envs.action_mask is not None, f"{self.envs.name} returned no action masks"
             rollout.action_mask[:, t] = mask = self.executor.upload(self.envs.action_mask)
-        noise = self._blank_policy.noise(self.generator)[self._own_noise]
+        noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
         outputs = self.executor.run_inference(self._policy_step, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs
@@ -168,9 +166,9 @@ class Collector:
     def _policy_step(
         self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Return actions, their form for the environments, log-probabilities and the next state.
+        """Return actions, environment actions, log-probabilities and next memory states, `[B, …]`.
 
-        And values `[B]`, unless they are computed after the rollout.
+        Values `[B]` follow, unless they are computed after the rollout.
         """
         mask = None if mask is None else mask.unsqueeze(1)
         inputs = (obs.unsqueeze(1), first.unsqueeze(1), state, mask)
@@ -183,52 +181,55 @@ class Collector:
         env_action = self.agent.policy_head.env_action(action[:, 0])
         return action[:, 0], env_action, policy.log_prob(action)[:, 0], state, *values
 
-    def _value(self, segments: Samples) -> Tensor:
-        """Return V of segments, `[S, L]`."""
+    def _compute_value(self, segments: Samples) -> Tensor:
+        """Compute the values `[S, L]` of segments."""
         inputs = (segments.obs, segments.first, segments.state)
         return self.agent.value(*inputs, precision=self._precision)
 
-    def _truncations(
+    def _find_truncations(
         self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]
     ) -> list[Truncation]:
-        """Return the truncated episodes with their rows of `finals`.
+        """Return the truncated episodes of a rollout, with final observations and memory states.
 
-        Called once after the rollout, so that a GPU is not waited for at every step.
+        Args:
+            truncated: `[T, B]` bool.
+            finals: final observations and memory states `[B, …]` of steps that ended episodes.
         """
-        cut: dict[int, list[int]] = {}
+        envs_of_step: dict[int, list[int]] = {}
         for t, env in truncated.nonzero().tolist() if finals else ():
-            cut.setdefault(t, []).append(env)
-        found: list[Truncation] = []
-        for t, envs in cut.items():
+            envs_of_step.setdefault(t, []).append(env)
+        truncations: list[Truncation] = []
+        for t, envs in envs_of_step.items():
             (final_obs, state), rows = finals[t], torch.tensor(envs)
             env_index = self.executor.upload(rows)
             obs = self.executor.upload(final_obs[rows.to(final_obs.device)])
-            found.append((t, env_index, obs, state[env_index]))
-        return found
+            truncations.append((t, env_index, obs, state[env_index]))
+        return truncations
 
     def _recompute_memory(
         self, rollout: Rollout, truncations: list[Truncation]
     ) -> list[Truncation]:
-        """Recompute the memory over the rollout with the current observation statistics.
+        """Recompute the memory's states with the current observation statistics.
 
-        Returns the truncations with their recomputed states.
+        Returns:
+            The truncations with recomputed states.
         """
         cut = {t: (envs, final_obs) for t, envs, final_obs, _ in truncations}
-        self._state, followed = rollout.state.clone(), []
+        self._state, recomputed = rollout.state.clone(), []
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
             inputs = (rollout.obs[:, now], rollout.first[:, now], self._state)
             self._state = self.agent(*inputs, precision=self._precision).state
             if t in cut:
-                followed.append((t, *cut[t], self._state[cut[t][0]]))
-        return followed
+                recomputed.append((t, *cut[t], self._state[cut[t][0]]))
+        return recomputed
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
-        """Fill in V of the observation that each step led to.
+        """Fill in the value of the observation after each step.
 
-        The observations after the last step and the final observations of truncated episodes are
-        valued in one batch. A final observation belongs to the episode that ended: it is valued
-        with that episode's memory state.
+        The observations after the last step and the final observations of truncated episodes go
+        through the network in one batch. A final observation is evaluated with the memory state of
+        the episode that ended.
         """
         obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
@@ -244,12 +245,10 @@ class Collector:
 
 
 def _require_finite(**outputs: Tensor) -> None:
-    """Check the outputs of the networks.
-
-    Discrete actions do not show that weights have diverged: the arg-max of NaN is action 0.
+    """Check the outputs of the networks: with NaN in them, the arg-max is action 0, a valid one.
 
     Raises:
         ValueError: an output is not finite; the message names the network.
     """
     if bad := [name for name, numbers in outputs.items() if not numbers.isfinite().all()]:
-        raise diverged([f"the {name.replace('_', ' ')}" for name in bad])
+        raise make_diverged_error([f"the {name.replace('_', ' ')}" for name in bad])

@@ -28,7 +28,7 @@ Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
 Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu"]
-MinibatchBy = Literal["segments", "transitions"]
+MinibatchUnit = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
 OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
@@ -163,8 +163,8 @@ class ModelConfig(_Group):
     """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
     @property
-    def heads(self) -> Initialization:
-        """Initial weights of the heads."""
+    def head_scheme(self) -> Initialization:
+        """Scheme of the heads' initial weights, with the default filled in."""
         return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 
     def _problems(self) -> Iterator[str]:
@@ -233,7 +233,7 @@ class PPOConfig(_Group):
     `policy_first`: policy epochs, then value epochs (PPG paper)."""
     num_minibatches: _Int = 8
     """Minibatches in one pass (PPO paper, algorithm 1; PPG paper: 8)."""
-    minibatch_by: MinibatchBy = "segments"
+    minibatch_by: MinibatchUnit = "segments"
     """Minibatches of whole segments (OPPG), or of shuffled transitions (Baselines, CleanRL)."""
     objective: Literal["surrogate", "log_prob"] = "surrogate"
     """`surrogate`: ratios (PPO paper, eq. 6), `log_prob`: REINFORCE (Williams 1992)."""
@@ -337,7 +337,7 @@ class AuxConfig(_Group):
     """Draw it from the whole phase, or take the last iterations alone: harmful (source 001)."""
     recompute_targets: bool = False
     """Recompute value targets at the start of the auxiliary phase (source 001)."""
-    minibatch_by: MinibatchBy = "segments"
+    minibatch_by: MinibatchUnit = "segments"
     """Minibatches of whole segments (OPPG, CleanRL), or of shuffled transitions."""
     beta_clone: _Weight = 1.0
     """Weight β of the KL divergence from the policy before the phase (PPG paper: 1)."""

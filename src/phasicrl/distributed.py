@@ -1,8 +1,8 @@
-"""The processes of a run, called ranks. Kind: effects (network).
+"""Processes of a run (ranks) and their collective operations. Kind: effects (network).
 
-Each rank has its share of the environments; all train the same networks. `torchrun` starts them,
-finds them and restarts them; `join` connects them. A run of one process has the world
-`SINGLE_PROCESS`, in which nothing is exchanged.
+Each rank steps its share of the environments; all train the same networks. `torchrun` starts and
+restarts the processes, `join` connects them. With `SINGLE_PROCESS`, the world of a run of one
+process, collective operations do nothing.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from torch import Tensor
 from torch import distributed as dist
 
 T = TypeVar("T")
-_NUMBERS = itertools.count()
-"""Numbers of the worlds of this process, the same on all ranks: they train one after another."""
+_WORLD_IDS = itertools.count()
+"""Ids of the worlds of this process, equal on all ranks because runs follow one another."""
 
 
 class RankError(RuntimeError):
-    """Another process of the run failed, or does not answer."""
+    """Failure of another process of the run, or of the connection to it."""
 
     exit_code = 6
 
 
 @dataclass(eq=False)
 class World:
-    """The processes of a run. All ranks call the same methods in the same order.
+    """Processes of a run. All ranks must call the same methods in the same order.
 
     Attributes:
         rank: number of this process, from 0.
         size: number of processes.
         group: process group of PyTorch; None in a run of one process.
-        ends_together: whether all ranks know of the error that ends the run.
+        has_shared_error: whether all ranks know the error that ends the run.
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
-    ends_together: bool = False
+    has_shared_error: bool = False
     _request: BaseException | None = None
     _is_lost: bool = False
 
     @property
     def is_first(self) -> bool:
-        """Return whether this process writes the files that a run has once."""
+        """Return whether this is rank 0, which writes the files of the run."""
         return self.rank == 0
 
     def local_slice(self, count: int) -> slice:
@@ -60,22 +60,22 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype by their means over all ranks, in one message."""
+        """Replace tensors of one dtype by their means over all ranks."""
         if self.group is None:
             return
-        # The last number of the message is above zero if a rank is to end.
+        # The last number of the message is positive if a rank requests the end of the run.
         request = tensors[0].new_full((1,), float(self._request is not None))
         message = torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors), request])
         self._exchange(dist.all_reduce, message)
         *means, request = message.div_(self.size).split([*(t.numel() for t in tensors), 1])
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.detach().copy_(mean.view(tensor.shape))
-        # On a GPU, reading the number would wait: the next exchange of objects raises instead.
+        # On a GPU, reading the number would wait; the next exchange of objects raises instead.
         if request.device.type == "cpu" and float(request) > 0:
             self.any_rank(False)
 
-    def mean_of(self, record: dict[str, float]) -> dict[str, float]:
-        """Return the means of numbers over all ranks, which have the same names."""
+    def average_record(self, record: dict[str, float]) -> dict[str, float]:
+        """Return the means over all ranks of numbers with the same names."""
         if self.group is None:
             return record
         means = torch.tensor(list(record.values()), dtype=torch.float64)
@@ -92,7 +92,7 @@ class World:
         return torch.cat(parts)
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Return the values of all ranks, in order; anything that can be pickled."""
+        """Return the picklable values of all ranks, in order."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size
@@ -100,34 +100,37 @@ class World:
         return values
 
     def broadcast_object(self, value: T) -> T:
-        """Return the first rank's value."""
+        """Return the value of rank 0."""
         values = [value]
         if self.group is not None:
             self._exchange(dist.broadcast_object_list, values)
         return values[0]
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by those of the first rank."""
+        """Replace tensors by those of rank 0."""
         for tensor in tensors if self.group is not None else ():
             whole = tensor.detach().contiguous()
             self._exchange(dist.broadcast, whole, 0)
             tensor.detach().copy_(whole)
 
     def any_rank(self, is_true: bool) -> bool:
-        """Return whether it is true on any rank; raise if a rank is to end."""
+        """Return whether a condition is true on any rank.
+
+        The error of `request_end`, if a rank has called it, is raised on all ranks.
+        """
         answers = self.all_gather_object((is_true, self._request))
         self._raise_request([request for _, request in answers])
         return any(answer for answer, _ in answers)
 
     @contextmanager
     def sync_errors(self, what: str) -> Iterator[None]:
-        """Raise an error on all ranks at the end of the block if it failed on one of them.
+        """Raise an error on all ranks at the end of the block if the block failed on one of them.
 
         Args:
-            what: operation, for the message.
+            what: name of the operation, for the message.
 
         Raises:
-            RankError: it failed on another rank.
+            RankError: the block failed on another rank.
         """
         failure: Exception | None = None
         try:
@@ -138,7 +141,7 @@ class World:
             failure = error
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         answers = self.all_gather_object((text, self._request))
-        self.ends_together = any(text is not None for text, _ in answers)
+        self.has_shared_error = any(text is not None for text, _ in answers)
         if failure is not None:
             raise failure
         for rank, (text, _) in enumerate(answers):
@@ -147,10 +150,10 @@ class World:
         self._raise_request([request for _, request in answers])
 
     def check_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Check that all ranks describe something in the same way.
+        """Check that a description is equal on all ranks.
 
         Raises:
-            RankError: names and values that differ.
+            RankError: a value differs; the message lists all.
         """
         first, *others = self.all_gather_object(describe() if self.group is not None else {})
         for rank, values in enumerate(others, start=1):
@@ -163,26 +166,26 @@ class World:
                 raise RankError(f"the processes differ in {what}: {listed}")
 
     def request_end(self, error: BaseException) -> bool:
-        """Make all ranks raise an error at their next exchange; False in a run of one process."""
+        """Make all ranks raise an error at their next exchange; return False for one process."""
         self._request = error if self.group is not None else None
         return self.group is not None
 
     def drop_request(self) -> None:
-        """Ignore a request that came while the run was ending already."""
+        """Drop the request to end: the run is ending already."""
         self._request = None
 
     def _raise_request(self, requests: list[BaseException | None]) -> None:
-        """Raise the request of the lowest rank that has one."""
+        """Raise the error that the lowest requesting rank gave."""
         for rank, request in enumerate(requests):
             if request is not None:
-                self.ends_together = True
+                self.has_shared_error = True
                 raise type(request)(f"{request} on rank {rank}")
 
     def _exchange(self, operation: Callable[..., Any], *arguments: Any) -> None:
         """Call an operation of `torch.distributed`.
 
         Raises:
-            RankError: the connection to another rank is lost.
+            RankError: the connection to another rank was lost.
         """
         try:
             operation(*arguments, group=self.group)
@@ -200,7 +203,7 @@ SINGLE_PROCESS = World()
 
 @cache
 def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
-    """Return the store of all worlds, this process's rank, and the number of processes."""
+    """Return the store of all worlds, the rank of this process and the number of processes."""
     return next(dist.rendezvous("env://", timeout=timeout))
 
 
@@ -208,14 +211,14 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
 def join(*, device: str, timeout: float) -> Iterator[World]:
     """Connect the processes that `torchrun` has started, until the end of the block.
 
-    Each process of a machine gets cores of its own, if there are enough.
+    The processes of a machine divide its cores among them, if there are enough.
 
     Args:
-        device: `auto`, `cpu`, `cuda`: gloo carries tensors of CPUs, NCCL those of GPUs.
-        timeout: seconds to wait for the other processes, here and in every exchange.
+        device: `auto`, `cpu` or `cuda`: gloo exchanges tensors of CPUs, NCCL those of GPUs.
+        timeout: seconds to wait for other processes, here and in every exchange.
 
     Raises:
-        RankError: the other processes did not come.
+        RankError: not all processes connected in time.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield SINGLE_PROCESS
@@ -228,24 +231,24 @@ def join(*, device: str, timeout: float) -> Iterator[World]:
     limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     try:
         shared, rank, size = _rendezvous(limit)
-        store = dist.PrefixStore(f"phasicrl-{next(_NUMBERS)}", shared)
-        if dist.is_initialized():  # by the program that calls us, perhaps for GPUs alone
+        store = dist.PrefixStore(f"phasicrl-{next(_WORLD_IDS)}", shared)
+        if dist.is_initialized():  # by the calling program, perhaps for GPUs only
             group = dist.new_group(backend=backend, timeout=limit)
         else:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
             group = dist.group.WORLD
     except RuntimeError as error:
         raise RankError(
-            f"not all {os.environ['WORLD_SIZE']} processes came within {timeout:.0f} s "
+            f"not all {os.environ['WORLD_SIZE']} processes connected within {timeout:.0f} s "
             f"({str(error).splitlines()[0]}). Start all of them with the same options of torchrun."
         ) from error
     cores = sorted(os.sched_getaffinity(0))
-    if each := len(cores) // local_size:
-        os.sched_setaffinity(0, cores[local_rank * each : (local_rank + 1) * each])
+    if share := len(cores) // local_size:
+        os.sched_setaffinity(0, cores[local_rank * share : (local_rank + 1) * share])
     world = World(rank, size, group)
     try:
         yield world
     finally:
-        if not world._is_lost:  # a lost connection cannot be closed in order: that would wait
+        if not world._is_lost:  # closing a lost connection would wait
             dist.destroy_process_group(world.group)
         os.sched_setaffinity(0, cores)

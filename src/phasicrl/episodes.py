@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, in the environment's own reward. Kind: state."""
+"""Returns and lengths of episodes, in unnormalized rewards. Kind: state."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class EpisodeStatistics:
-    """What a run says of its episodes; it is told of whole rollouts, each read from a device once.
+    """Statistics of a run's episodes, updated once per rollout.
 
     Args:
-        num_envs: B.
-        window: how many episodes the moving mean goes back.
+        num_envs: number of environments B, of all processes.
+        window: number of episodes of the moving mean.
     """
 
     def __init__(self, num_envs: int, *, window: int = 100) -> None:
-        self._under_way = np.zeros((2, num_envs))  # returns and lengths so far
+        self._current = np.zeros((2, num_envs))  # returns and lengths of unfinished episodes
         self._finished: list[list[float]] = []
         self._recent: deque[float] = deque(maxlen=window)
         self._completed: list[bool] = []
@@ -26,23 +26,23 @@ class EpisodeStatistics:
         self._levels: set[int] = set()
 
     def update(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
-        """Take T steps of every environment in.
+        """Update with T steps of every environment.
 
         Args:
-            reward: `[T, B]`.
-            ended: `[T, B]` bool; an episode ended in the step.
-            info: what the environments say of the steps besides (`TimeStep.info`), `[T, B]` each.
+            reward: rewards `[T, B]`.
+            ended: whether an episode ended with the step, `[T, B]` bool.
+            info: extra tensors of the steps (`TimeStep.info`), `[T, B]` each.
         """
-        goes_on, ends = ~ended.cpu().numpy(), ended.cpu().numpy()
+        continues, ends = ~ended.cpu().numpy(), ended.cpu().numpy()
         if "cut" in info:  # by a fault: such episodes are not finished
             ends = ends & ~info["cut"].cpu().numpy()
             self._restarts = (self._restarts or 0) + int(info["restarts"].sum())
-        # [T, 2, B], of single steps as yet
+        # Rewards and lengths of the steps, [T, 2, B], summed in place.
         sums = np.stack([reward.cpu().numpy(), np.ones(ends.shape)], axis=1)
-        # Step by step, so that no digit of a return depends on where the rollouts begin.
-        for so_far, same in zip(sums, goes_on, strict=True):
-            so_far += self._under_way
-            self._under_way = so_far * same
+        # Sum step by step, so that rounding does not depend on where rollouts begin.
+        for total, is_same_episode in zip(sums, continues, strict=True):
+            total += self._current
+            self._current = total * is_same_episode
         finished = sums.transpose(0, 2, 1)[ends].tolist()  # in the order in which they ended
         self._finished += finished
         self._recent.extend(episode_return for episode_return, _ in finished)
@@ -52,7 +52,7 @@ class EpisodeStatistics:
             self._completed += (info["level_complete"][ended] != 0).tolist()
 
     def report(self) -> dict[str, float]:
-        """Means over the episodes finished since the last report."""
+        """Return the metrics of the episodes finished since the last report."""
         record: dict[str, float] = {"charts/num_episodes": len(self._finished)}
         if self._finished:
             returns, lengths = zip(*self._finished, strict=True)
@@ -77,20 +77,20 @@ class EpisodeStatistics:
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, also of episodes that no report has had yet."""
+        """Return everything that a checkpoint must hold."""
         return {
             "finished": list(self._finished),
             "completed": list(self._completed),
             "restarts": self._restarts,
             "recent": list(self._recent),
             "levels": sorted(self._levels),
-            "under_way": self._under_way.ravel().tolist(),
+            "under_way": self._current.ravel().tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_episodes: bool = True) -> None:
-        """Take back `state_dict`; without `same_episodes` the environments have begun new ones."""
+        """Restore `state_dict`; without `same_episodes`, the environments started new episodes."""
         if same_episodes:
-            self._under_way = np.reshape(state["under_way"], self._under_way.shape).astype(float)
+            self._current = np.reshape(state["under_way"], self._current.shape).astype(float)
         self._finished.extend(state["finished"])
         self._completed.extend(state["completed"])
         self._restarts = state["restarts"]

@@ -1,7 +1,6 @@
 """Learner: agent, optimizers, normalizers, coefficients and schedules. Kind: state.
 
-`state_dict` holds all of it, equal in every process of a run. Files, clocks and displays are
-elsewhere.
+`state_dict` holds all of it, and is equal in every process of a run.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ _COUNTERS = ("iteration", "kl_coef", "lr_multiplier")
 
 
 class Learner:
-    """An agent and all state of its training.
+    """Agent and all state of its training.
 
     Args:
         config: configuration of the run.
         agent: networks to train, on the device of `executor`.
         executor: runs gradient steps.
-        generator: random generator of the minibatches' order.
+        generator: random generator that shuffles the minibatches.
 
     Attributes:
-        optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if value
-            epochs are separate, `aux`, which may be the policy's.
+        optimizers: Adam over all parameters by kind of step: `policy`, `value` if value epochs are
+            separate, and `aux`, which may be the policy's.
         reward_normalizer: running scale of the rewards; None if they are not normalized.
-        proximal: average of the weights that PPO-EWMA clips around; None without it.
+        proximal: average of the weights that PPO-EWMA clips around; None without PPO-EWMA.
         advantage_moments: running moments of the advantages; None if each batch has its own.
         iteration: number of policy phases so far.
         kl_coef: weight of the KL penalty.
@@ -69,11 +68,11 @@ class Learner:
         self.advantage_moments: EmaMoments | None = None
         if config.ppo.advantage_decay:
             self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(executor.device)
-        self._moments_before = self.advantage_moments
+        self._previous_moments = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
-        self._networks = agent.networks()
+        self._networks = agent.param_groups()
         whole_agent = [list[nn.Parameter](agent.parameters())]
-        self._clipped = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
+        self._clip_groups = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
         self.iteration = 0
         self.kl_coef = config.ppo.kl_penalty
         self.lr_multiplier = 1.0
@@ -84,11 +83,11 @@ class Learner:
         return max(self.iteration - 1, 0) // self.config.rollouts_per_phase + 1
 
     @property
-    def auxiliary_phase_is_due(self) -> bool:
+    def is_auxiliary_phase_due(self) -> bool:
         """Return whether an auxiliary phase follows the latest policy phase.
 
-        One follows every `config.aux_phase_interval` iterations, but not the last of the run
-        (OPPG ppg.py:259).
+        One follows every `config.aux_phase_interval` iterations, except the last of the run (OPPG
+        ppg.py:259).
         """
         iteration, interval = self.iteration, self.config.aux_phase_interval
         is_under_way = 0 < iteration < self.config.num_iterations
@@ -96,16 +95,16 @@ class Learner:
 
     @property
     def update_obs_norm_before_targets(self) -> bool:
-        """Return whether the next rollout updates the observation statistics before its targets."""
+        """Return whether the next rollout updates the observation statistics before its values."""
         norm = self.config.obs_norm
         return norm.statistics != "none" and norm.from_first_rollout and self.iteration == 0
 
     def start_iteration(self) -> Record:
-        """Count the iteration and set the learning rates; returns those of the policy phase."""
-        # Schedules are functions of the share of the budget that is used.
+        """Count the iteration, set the learning rates, and return those of the policy phase."""
+        # Schedules are functions of the spent share of the budget.
         progress = self.iteration * self.config.batch_size / self.config.budget
         self.iteration += 1
-        self._moments_before = copy.deepcopy(self.advantage_moments)
+        self._previous_moments = copy.deepcopy(self.advantage_moments)
         for name, optimizer in self.optimizers.items():
             for network, group in enumerate(optimizer.param_groups):
                 group["lr"] = self._learning_rate(name, network, progress)
@@ -117,19 +116,19 @@ class Learner:
 
     def restore_advantage_moments(self) -> EmaMoments | None:
         """Restore and return the advantage moments as they were before this iteration."""
-        self.advantage_moments = copy.deepcopy(self._moments_before)
+        self.advantage_moments = copy.deepcopy(self._previous_moments)
         return self.advantage_moments
 
-    def update_proximal_policy(self, *, after: Phase) -> None:
-        """Move the proximal policy of PPO-EWMA towards the agent after a step of its policy."""
-        if self.proximal is not None and after == "policy":
-            self.proximal.follow(self.agent)
+    def update_proximal_policy(self, phase: Phase) -> None:
+        """Update the average of PPO-EWMA after a gradient step, if the step trained the policy."""
+        if self.proximal is not None and phase == "policy":
+            self.proximal.update(self.agent)
 
     def normalize_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
-        """Clip and normalize the rewards `[B, T]`.
+        """Clip and normalize the rewards `[B, T]`, and return them with metrics.
 
-        Updates the running statistics first, and stores the previous scale in the rollout, which
-        its values refer to.
+        The running statistics are updated first; the previous scale, which the rollout's values
+        refer to, is stored in the rollout.
         """
         reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
         if normalizer is None:
@@ -151,24 +150,24 @@ class Learner:
             return reward, rollout.next_value
         scale = rollout.reward_scale
         ratio = torch.where(scale > 0, scale / normalizer.scale.float(), 1.0)
-        return normalizer.scaled(reward), rollout.next_value * ratio.unsqueeze(1)
+        return normalizer.scale_reward(reward), rollout.next_value * ratio.unsqueeze(1)
 
     def _clipped_reward(self, rollout: Rollout) -> Tensor:
         clip = self.config.ppo.reward_clip
         return rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
 
     def update_observation_statistics(self, rollout: Rollout) -> None:
-        """Update the observation statistics, after all epochs over the rollout.
+        """Update the observation statistics after all epochs over a rollout.
 
         A rollout and all epochs over it use the same statistics. The first rollout may have updated
-        them before its targets.
+        them before its values.
         """
         norm = self.config.obs_norm
         if norm.statistics != "none" and not (norm.from_first_rollout and self.iteration <= 1):
             self.agent.reader.update(rollout.obs, self.executor.world)
 
     def network_diagnostics(self, rollout: Rollout) -> Record:
-        """Measure dormant features and clipped observations on some steps, about 30 times a run."""
+        """Measure dormant features and clipped observations, about 30 times per run."""
         if (self.iteration - 1) % max(1, self.config.num_iterations // _NUM_DIAGNOSTICS):
             return {}
         stride = max(1, self.config.batch_size // _MIN_OBS)
@@ -177,33 +176,33 @@ class Learner:
         return network_diagnostics(self.agent, obs, precision=precision, world=world)
 
     def adapt_to_kl(self, kl: float) -> Record:
-        """Adapt the KL penalty and the learning rate; returns the weight that was used."""
+        """Adapt the KL penalty and the learning rate, and return the weight used so far."""
         ppo, record = self.config.ppo, {}
         if ppo.kl_penalty_target is not None:
             record["losses/kl_penalty"] = self.kl_coef
-            coef = objectives.adapted_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
+            coef = objectives.adapt_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
             self.kl_coef = coef
         if ppo.schedule == "adaptive_kl":
             rate = ppo.learning_rate * self.lr_multiplier
-            rate = objectives.adapted_learning_rate(rate, kl, target=ppo.schedule_kl)
+            rate = objectives.adapt_learning_rate(rate, kl, target=ppo.schedule_kl)
             self.lr_multiplier = rate / ppo.learning_rate
         return record
 
     def settings(self, phase: Phase) -> StepSettings:
-        """Return optimizer, clipping and averaging over processes of a phase's steps."""
+        """Return optimizer, gradient clipping and averaging for the gradient steps of a phase."""
         config, world = self.config, self.executor.world
-        # One process compiles the whole step.
+        # A single process needs no mean, and compiles the whole step.
         mean = world.all_reduce_mean_ if world.size > 1 else None
         if phase == "aux":
             max_norm = config.aux.max_grad_norm
             return StepSettings(phase, self._networks, self.optimizers["aux"], max_norm, mean)
         # Joint epochs use the policy's optimizer, also for the value half after an early stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
-        return StepSettings(phase, self._clipped, optimizer, config.ppo.max_grad_norm, mean)
+        return StepSettings(phase, self._clip_groups, optimizer, config.ppo.max_grad_norm, mean)
 
     @property
     def _modules(self) -> dict[str, nn.Module | ProximalPolicy | None]:
-        """Everything that has a state of its own, besides the optimizers."""
+        """Modules with state, besides the optimizers."""
         return {
             "agent": self.agent,
             "reward_normalizer": self.reward_normalizer,
@@ -231,7 +230,7 @@ class Learner:
         self.generator.set_state(state["generator"])
 
     def _learning_rate(self, optimizer: str, network: int, progress: float) -> float:
-        """Return an optimizer's step size for one network at a share of the budget."""
+        """Return an optimizer's learning rate for one network at a share of the budget."""
         ppo, aux = self.config.ppo, self.config.aux
         rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
         if optimizer == "aux" and aux.optimizer == "own":
@@ -244,7 +243,7 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
 
     def adam() -> Adam:
         ppo = config.ppo
-        groups = [{"params": each, "eps_hat": ppo.adam_eps_hat} for each in agent.networks()]
+        groups = [{"params": each, "eps_hat": ppo.adam_eps_hat} for each in agent.param_groups()]
         return Adam(groups, lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps)
 
     optimizers = {"policy": adam()}

@@ -1,9 +1,8 @@
-"""Losses, and rules by which a divergence steers a weight or a step size. Kind: pure mathematics.
+"""Losses, and rules that adapt coefficients to the KL divergence. Kind: pure mathematics.
 
-Imports torch only, takes numbers and never a configuration. Every loss is one per sample, so that
-means over minibatches of any cut are exact; `[M]` is the samples of one gradient step. All value
-losses are half the squared error (PPG paper, equation 2; OPPG's `vfcoef` 0.5 is a weight of 1 on
-it).
+Losses are per sample, `[M]`, so that means over micro-batches of any size add up exactly. Value
+losses are half the squared error (PPG paper, equation 2), so that OPPG's `vfcoef` of 0.5 is a
+weight of 1 here.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from torch import Tensor
 def mean(
     values: Float[Tensor, "*M"], weight: Float[Tensor, "*M"] | None = None
 ) -> Float[Tensor, ""]:
-    """Mean over the samples, of which each counts by its weight, if there are weights.
+    """Return the mean of samples `[M]`, weighted if there are weights `[M]`.
 
-    Weights have a mean of 1 over the batch, not over each minibatch: what minibatches add up to is
-    the batch's weighted mean.
+    Weights have a mean of 1 over the batch, not over each minibatch, so that the means of equal
+    minibatches average to the batch's weighted mean.
     """
     return values.mean() if weight is None else (values * weight).mean()
 
@@ -33,9 +32,15 @@ def surrogate_loss(
     *,
     clip: float | None,
 ) -> Float[Tensor, "*M"]:
-    """Negative clipped surrogate (PPO paper, equation 7): `max(−A r, −A clip(r, 1−ε, 1+ε))`.
+    """Return the negative clipped surrogate `max(−A r, −A clip(r, 1−ε, 1+ε))`, `[M]`.
 
-    Without `clip` it is the plain `−A r`.
+    Source: PPO paper, equation 7. With `clip` None, the loss is `−A r` (equation 6).
+
+    Args:
+        log_prob: log-probabilities of the actions under the current policy, `[M]`.
+        old_log_prob: log-probabilities under the behavior policy, `[M]`.
+        advantage: advantages A, `[M]`.
+        clip: clip range ε of the ratio r.
     """
     ratio = (log_prob - old_log_prob).exp()
     loss = -advantage * ratio
@@ -44,8 +49,8 @@ def surrogate_loss(
     return torch.maximum(loss, -advantage * ratio.clamp(1 - clip, 1 + clip))
 
 
-MOST_WEIGHT = 100.0
-"""Largest probability ratio to the policy that drew an action (openai/ppo-ewma, ppo.py:126-128)."""
+MAX_RATIO = 100.0
+"""Maximum probability ratio to the behavior policy (openai/ppo-ewma, ppo.py:126-128)."""
 
 
 def decoupled_surrogate_loss(
@@ -56,28 +61,38 @@ def decoupled_surrogate_loss(
     *,
     clip: float | None,
 ) -> Float[Tensor, "*M"]:
-    """The same, clipped around another policy than the one that drew the actions.
+    """Return the surrogate loss of PPO-EWMA, clipped around the proximal policy, `[M]`.
 
-    `max(−A r, −A p clip(r / p, 1−ε, 1+ε))` with `r = π / π_old` and `p = π_prox / π_old`
-    (arXiv 2110.00641, section 3), in logarithms: ratios of old data can be huge, and so are never
-    larger than `MOST_WEIGHT`. With `π_prox = π_old` it is `surrogate_loss`.
+    The loss is `max(−A r, −A p clip(r / p, 1−ε, 1+ε))` with `r = π / π_old` and `p = π_prox /
+    π_old`, computed from logarithms. Ratios of old data can be huge, and are limited to
+    `MAX_RATIO`. With `π_prox = π_old` the loss equals `surrogate_loss`.
+
+    Source: Hilton et al. 2021 (arXiv 2110.00641), section 3.
+
+    Args:
+        log_prob: log-probabilities of the actions under the current policy π, `[M]`.
+        proximal_log_prob: log-probabilities under the proximal policy, `[M]`.
+        old_log_prob: log-probabilities under the behavior policy, `[M]`.
+        advantage: advantages A, `[M]`.
+        clip: clip range ε; None clips nothing.
     """
-    old_log_prob = torch.maximum(old_log_prob, log_prob.detach() - math.log(MOST_WEIGHT))
+    old_log_prob = torch.maximum(old_log_prob, log_prob.detach() - math.log(MAX_RATIO))
     loss = -advantage * (log_prob - old_log_prob).exp()
     if clip is None:
         return loss
     bounds = (math.log(1 - clip) if clip < 1 else -math.inf, math.log(1 + clip))
-    near = (log_prob - proximal_log_prob).clamp(*bounds) + proximal_log_prob
-    return torch.maximum(loss, -advantage * (near - old_log_prob).exp())
+    clipped = (log_prob - proximal_log_prob).clamp(*bounds) + proximal_log_prob
+    return torch.maximum(loss, -advantage * (clipped - old_log_prob).exp())
 
 
 def log_prob_loss(
     log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"]
 ) -> Float[Tensor, "*M"]:
-    """`−A log π(a)`, whose gradient is the policy gradient: REINFORCE and actor-critic.
+    """Return `−A log π(a)`, the loss of REINFORCE and actor-critic, `[M]`.
 
-    As Spinning Up (vpg.py:216). Right for one pass over a rollout only: nothing holds the policy
-    near the one that drew the actions.
+    Its gradient is the policy gradient only for the policy that drew the actions: use one epoch.
+
+    Source: Spinning Up vpg.py:216.
     """
     return -advantage * log_prob
 
@@ -85,9 +100,9 @@ def log_prob_loss(
 def sampled_kl_penalty(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
 ) -> Float[Tensor, "*M"]:
-    """Half the squared log-ratio of the actions taken: what OPPG penalizes (ppo.py:104).
+    """Estimate the KL divergence by half the squared log-ratio of each action, `[M]`.
 
-    It estimates the divergence.
+    Source: the penalty of OPPG ppo.py:104.
     """
     return 0.5 * (log_prob - old_log_prob).square()
 
@@ -99,9 +114,10 @@ def value_loss(
     *,
     clip: float | None = None,
 ) -> Float[Tensor, "*M"]:
-    """Half the squared error; with `clip`, the larger of it and that of the clipped value.
+    """Return half the squared error of values, `[M]`.
 
-    The value is clipped around the rollout's `old_value` (Baselines ppo2/model.py:72-80).
+    With `clip`, return the larger of it and the error of the clipped value, which is within ± clip
+    of the rollout's `old_value` (Baselines ppo2/model.py:72-80).
     """
     loss = 0.5 * (value - target).square()
     if clip is None or old_value is None:
@@ -113,9 +129,12 @@ def value_loss(
 def approximate_kl(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
 ) -> tuple[Float[Tensor, "*M"], Float[Tensor, "*M"]]:
-    """Two per-sample estimates of KL(old ‖ new) from actions of the old policy.
+    """Estimate KL(old ‖ new) per sample, `[M]`, from actions of the old policy, in two ways.
 
-    They are `−log r` (k1) and `(r − 1) − log r` (k3, never negative).
+    Returns:
+        `−log r` (k1), and `(r − 1) − log r` (k3), which is never negative.
+
+    Source: Schulman 2020, "Approximating KL divergence".
     """
     log_ratio = log_prob - old_log_prob
     return -log_ratio, log_ratio.expm1() - log_ratio
@@ -124,7 +143,7 @@ def approximate_kl(
 def clipped_fraction(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: float | None
 ) -> Float[Tensor, "*M"]:
-    """1 where the ratio left `[1 − ε, 1 + ε]`, else 0."""
+    """Return 1 where the probability ratio is outside `[1 − ε, 1 + ε]`, else 0, `[M]`."""
     if clip is None:
         return torch.zeros_like(log_prob)
     return (((log_prob - old_log_prob).exp() - 1).abs() > clip).to(log_prob.dtype)
@@ -138,34 +157,33 @@ def joint_auxiliary_loss(
     beta_clone: float,
     value_coef: float,
 ) -> Float[Tensor, "*M"]:
-    """`β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²` (PPG paper, equations 3 and 2).
+    """Return `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²`, `[M]`.
 
-    As OPPG (ppg.py:178-201).
+    Source: PPG paper, equations 3 and 2; OPPG ppg.py:178-201.
 
     Args:
-        kl: divergence of the policy from what it was before the auxiliary phase.
-        aux_loss: value loss of the auxiliary head, which stands on the policy's network.
-        real_loss: value loss of the value function itself.
-        beta_clone: β.
-        value_coef: c; 0 trains no value function in the auxiliary phase: it then gets no gradient,
-            rather than a zero one.
+        kl: KL divergence from the policy before the auxiliary phase, `[M]`.
+        aux_loss: value loss of the auxiliary head on the policy's network, `[M]`.
+        real_loss: value loss of the value head, `[M]`.
+        beta_clone: weight β.
+        value_coef: weight c; with 0 the value head has no gradient, not a zero one.
     """
     distillation = beta_clone * kl + aux_loss
     return distillation + value_coef * real_loss if value_coef else distillation
 
 
-def adapted_kl_coef(coef: float, kl: float, *, target: float) -> float:
-    """The penalty's weight β for the next iteration (PPO paper, section 4).
+def adapt_kl_coef(coef: float, kl: float, *, target: float) -> float:
+    """Return the weight β of the KL penalty for the next iteration.
 
-    It is halved below `target / 1.5`, doubled above `1.5 target`, and stays within [1e-6, 1e6].
-    Beyond, it would change nothing but the number of iterations that it takes to come back, and
-    after a thousand halvings it would be 0, from which no doubling leads away. A `kl` that is not a
-    number changes nothing.
+    β is halved below `target / 1.5` and doubled above `1.5 target`, within [1e-6, 1e6], so that it
+    neither reaches 0 nor needs many iterations to return. With a NaN, β is unchanged.
+
+    Source: PPO paper, section 4.
 
     Args:
-        coef: β of the iteration that is over.
-        kl: the divergence that it led to; an estimate below zero counts as small.
-        target: the divergence wanted.
+        coef: β of this iteration.
+        kl: KL divergence of this iteration; a negative estimate counts as small.
+        target: target of the KL divergence.
     """
     if kl < target / 1.5:
         coef /= 2
@@ -174,19 +192,20 @@ def adapted_kl_coef(coef: float, kl: float, *, target: float) -> float:
     return min(max(coef, 1e-6), 1e6)
 
 
-def adapted_learning_rate(rate: float, kl: float, *, target: float) -> float:
-    """The step size for what comes next (rsl_rl ppo.py:246-249).
+def adapt_learning_rate(rate: float, kl: float, *, target: float) -> float:
+    """Return the learning rate for the next iteration.
 
-    It is divided by 1.5 above `2 target`, multiplied by it under `target / 2`. It moves within
-    [1e-5, 1e-2]. A rate that was set beyond is not moved further out, and, unlike in rsl_rl, not to
-    the nearer bound either, which would raise a small rate just when the divergence is too large. A
-    divergence of exactly 0, of a policy that did not move or was not measured, changes nothing; nor
-    does a negative estimate, or one that is not a number.
+    The rate is divided by 1.5 above `2 target` and multiplied by 1.5 below `target / 2`, within
+    [1e-5, 1e-2]. A rate outside of that never moves further out; unlike in rsl_rl, it is not set to
+    the bound, which would raise a small rate when the KL is too large. With a KL of 0 (of a policy
+    that did not move), below 0 or NaN, the rate is unchanged.
+
+    Source: rsl_rl ppo.py:246-249.
 
     Args:
-        rate: the step size so far.
-        kl: the divergence that it led to.
-        target: the divergence wanted.
+        rate: learning rate of this iteration.
+        kl: KL divergence of this iteration.
+        target: target of the KL divergence.
     """
     if kl > 2 * target:
         return max(rate / 1.5, min(rate, 1e-5))

@@ -1,7 +1,7 @@
-"""Gradient clipping, Adam, means of metrics. Kind: pure, but for names that end in `_`.
+"""Gradient clipping, Adam, means of metrics. Kind: pure; names that end in `_` write in place.
 
-Those write into their arguments. Eager and compiled steps use the same functions. Several
-processes average their gradients before the clipping.
+Eager and compiled steps use the same functions. Several processes average their gradients before
+clipping.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from torch.optim import Adam
 
 
 class Moments(NamedTuple):
-    """State of Adam: running means of gradients and of their squares, and numbers of steps."""
+    """Adam's state: running means of gradients and of their squares, and numbers of steps."""
 
     first: list[Tensor]
     second: list[Tensor]
     steps: list[Tensor]
 
 
-def clip(
+def clip_gradients(
     networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, foreach: bool
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Scale the gradients of each network so that their norm is at most `max_norm`.
 
-    Each network has its own norm, so that a large value loss does not shrink the policy's step.
+    Networks have separate norms, so that a large value loss does not shrink the policy's step.
 
     Args:
-        networks: gradients of each network; none is empty.
-        max_norm: largest norm; None is off.
-        foreach: use kernels of many tensors; else one operation each, which a compiler fuses.
+        networks: gradients of each network, at least one.
+        max_norm: maximum norm; None clips nothing.
+        foreach: whether to use kernels for many tensors, or an operation per tensor, which a
+            compiler fuses.
 
     Returns:
-        The gradients, and the norm of all of them before, 0-d.
+        The gradients, and the norm of all of them before clipping, 0-d.
     """
     clipped, norms = [], []
     for network in networks:
@@ -60,24 +61,24 @@ def clip(
 def step_(
     optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, apply_if: Tensor
 ) -> None:
-    """Make one eager step of Adam with these gradients; other parameters and moments stay.
+    """Make one eager step of Adam for some parameters, in place.
 
     Args:
         optimizer: optimizer with `lr`, `betas`, `eps` and perhaps `eps_hat` in its groups.
         parameters: some of the optimizer's parameters.
         gradients: gradient of each parameter.
-        apply_if: whether to change anything, 0-d: a gradient that is not finite must not.
+        apply_if: whether to apply the step, 0-d bool; false for gradients that are not finite.
     """
     gradient_of = dict(zip(map(id, parameters), gradients, strict=True))
     for group in optimizer.param_groups:
         if members := [p for p in group["params"] if id(p) in gradient_of]:
             theirs = [gradient_of[id(parameter)] for parameter in members]
-            state = moments(optimizer, members)
+            state = get_moments(optimizer, members)
             adam_(members, theirs, state, group, rate=group["lr"], apply_if=apply_if, foreach=True)
 
 
-def moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
-    """Return Adam's state of parameters, zero before its first step."""
+def get_moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
+    """Return Adam's state of some parameters, and create a zero state where there is none."""
     for parameter in parameters:
         if parameter not in optimizer.state:
             state = optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)}
@@ -88,11 +89,11 @@ def moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
 
 
 def restore_layout_(optimizer: Adam) -> None:
-    """Give an optimizer's loaded moments the memory layout and device of its parameters.
+    """Convert an optimizer's loaded state to the memory layout and device of its parameters.
 
-    Files hold moments in plain order, the weights of convolutions are channels_last, and the fused
-    Adam ignores strides: it would move each weight by the moment of another. PyTorch leaves the
-    number of steps on the CPU, but Adam on a GPU needs it there.
+    Loaded moments are contiguous, weights of convolutions are channels_last, and the fused Adam
+    ignores strides: it would update a weight with the moment of another one. PyTorch loads the
+    number of steps to the CPU, but Adam on a GPU needs it there.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
@@ -115,19 +116,20 @@ def adam_(
         parameters: parameters to move.
         gradients: gradients of the loss.
         state: moments before the step.
-        options: `betas`; `eps`, added to the root of the second moment; `eps_hat`: add it before
-            the second moment's bias is corrected (TensorFlow), not after (PyTorch).
-        rate: step size, 0-d.
-        apply_if: whether to change anything, 0-d.
-        foreach: use PyTorch's kernel; else plain operations, which a compiler fuses. The kernel
-            has one ε: with `eps_hat`, parameters of different numbers of steps do not use it.
+        options: `betas`; `eps`, added to the root of the second moment; `eps_hat`, whether it is
+            added before the bias of the second moment is corrected (TensorFlow) or after (PyTorch).
+        rate: learning rate, 0-d.
+        apply_if: whether to apply the step, 0-d bool.
+        foreach: whether to use PyTorch's fused kernel, or plain operations, which a compiler fuses.
+            The kernel has one ε, and is not used if parameters with `eps_hat` differ in their
+            number of steps.
     """
     (beta1, beta2), eps = options["betas"], options["eps"]
     first, second, steps = state
     eps_hat = options.get("eps_hat", False)
     counts = {float(step) for step in steps} if foreach and eps_hat else set[float]()
     if foreach and len(counts) < 2:
-        if counts:  # the kernel adds ε after the correction: this ε is then the same
+        if counts:  # the kernel adds ε after the correction, so correct ε as well
             eps = eps / math.sqrt(1 - beta2 ** (1 + counts.pop()))
         # The kernel ignores strides, and a convolution may give its gradient in another layout.
         gradients = [
@@ -135,7 +137,7 @@ def adam_(
             else torch.empty_like(parameter).copy_(gradient)
             for parameter, gradient in zip(parameters, gradients, strict=True)
         ]  # fmt: skip
-        # A list of them: one tensor would be read by the host.
+        # A list, because the host would read a single tensor.
         torch._foreach_add_(steps, [apply_if.to(steps[0].dtype)] * len(steps))
         torch._fused_adam_(
             parameters, gradients, first, second, [], steps,
@@ -158,15 +160,15 @@ def adam_(
 
 
 class MeanAccumulator:
-    """Means weighted by samples, summed on their device and read once, at the end."""
+    """Means weighted by samples, summed on their device and read once at the end."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], tuple[Tensor, float]] = {}
         self._before: dict[str, tuple[float, float]] = {}
 
     def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
-        """Add means over `weight` samples, one for each name."""
-        with torch.inference_mode():  # one kernel, however many names
+        """Add means `[n]` over `weight` samples, one for each name."""
+        with torch.inference_mode():  # one kernel for all names
             if names not in self._parts:
                 self._parts[names] = torch.zeros_like(values, dtype=torch.float64), 0.0
             sums, weights = self._parts[names]
@@ -185,8 +187,8 @@ class MeanAccumulator:
             self._parts[tuple(part["names"])] = part["sums"].to(device), part["weight"]
         self._before = self._totals()
 
-    def since_last(self) -> dict[str, float]:
-        """Return the means of what was added since the last call or `load_state_dict`."""
+    def recent_means(self) -> dict[str, float]:
+        """Return the means since the last call, or since `load_state_dict`."""
         recent: dict[str, float] = {}
         for name, (total, weight) in self._totals().items():
             total_before, weight_before = self._before.get(name, (0.0, 0.0))
@@ -212,15 +214,15 @@ class MeanAccumulator:
 
 
 class DivergedError(ValueError):
-    """Training has diverged: losses, gradients or weights are not finite."""
+    """Divergence of the training: losses, gradients or weights are not finite."""
 
     exit_code = 3
 
 
-def diverged(what: Sequence[str]) -> DivergedError:
-    """Return the error for a run whose numbers, named here, are no longer finite."""
+def make_diverged_error(names: Sequence[str]) -> DivergedError:
+    """Return the error for numbers that are not finite, with their names."""
     return DivergedError(
-        f"training has diverged: not every number of {' and '.join(what)} is finite; "
-        "start again with a lower ppo.learning_rate, with clipped gradients "
-        "(ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
+        f"training has diverged: not every number of {' and '.join(names)} is finite. "
+        "Start again with a lower ppo.learning_rate, with clipped gradients "
+        "(ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm.per rollout)"
     )

@@ -1,7 +1,7 @@
 """The two phases of PPG: value targets, epochs, minibatches, losses. Kind: state (train a learner).
 
-`policy_phase` is PPO; `auxiliary_phase` makes it PPG. The losses are in `objectives.py`, the
-advantages in `returns.py`. examples/own_loop.py calls both phases from a loop of its own.
+`policy_phase` is PPO; with `auxiliary_phase` it is PPG. The losses are in `objectives.py`, the
+advantages in `returns.py`. examples/own_loop.py calls both phases from a custom loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.normalize import EmaMoments
-from phasicrl.optimize import MeanAccumulator, diverged
+from phasicrl.optimize import MeanAccumulator, make_diverged_error
 from phasicrl.rollout import (
     AuxiliaryProgress,
     AuxiliarySamples,
@@ -38,7 +38,7 @@ from phasicrl.rollout import (
 )  # fmt: skip
 
 LossTerms = dict[str, Tensor]
-"""Terms of a loss by the names of their metrics, 0-d."""
+"""Terms of a loss, 0-d, by the names of their metrics."""
 OnStage = Callable[[str], None]
 """Called with the name of each stage as it starts."""
 OnEpoch = Callable[[Phase, int, MeanAccumulator], None]
@@ -68,7 +68,7 @@ class PolicyPhaseLoss:
     precision: Precision = "fp32"
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
-        """Return the mean loss and its terms; the one coefficient weighs the KL penalty."""
+        """Return the mean loss and its terms; the coefficient is the weight of the KL penalty."""
         agent, precision, (kl_coef,) = self.module, self.precision, coefficients
         inputs = (samples.obs, samples.first, samples.state)
         # Run only the networks that are trained.
@@ -91,7 +91,7 @@ class PolicyPhaseLoss:
         old_policy, proximal_log_prob = None, old_log_prob
         if samples.old_dist_params is not None:
             old_policy = self.module.policy_head.distribution(samples.old_dist_params)
-        # PPO-EWMA keeps the policy close to an average of the weights, not to the behavior policy.
+        # PPO-EWMA clips around an average of the weights instead of the behavior policy.
         if ppo.proximal_decay is not None:
             assert old_policy is not None, "parameters of the proximal policy are missing"
             proximal_log_prob = old_policy.log_prob(samples.action)
@@ -129,8 +129,8 @@ class PolicyPhaseLoss:
         return loss - ppo.entropy_coef * entropy + kl_coef * penalty, terms
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
-        """Return the weighted value loss (equation 2), and the unweighted one as a term."""
-        rescale = self.module.in_value_units
+        """Return the weighted value loss (PPG paper, equation 2), and the plain one as a term."""
+        rescale = self.module.to_value_units
         value, target, old_value = map(rescale, (value, samples.value_target, samples.old_value))
         loss = objectives.value_loss(value, target, old_value, clip=self.ppo.value_clip)
         loss = objectives.mean(loss, samples.weight)
@@ -139,7 +139,7 @@ class PolicyPhaseLoss:
 
 @dataclass(frozen=True)
 class AuxiliaryLoss:
-    """Joint loss of the auxiliary phase (PPG paper, equation 3) plus the value loss (equation 2).
+    """Joint loss of the auxiliary phase plus the value loss (PPG paper, equations 3 and 2).
 
     Attributes:
         module: agent with an auxiliary value head.
@@ -159,10 +159,10 @@ class AuxiliaryLoss:
         inputs = (samples.obs, samples.first, samples.state, samples.action_mask)
         output = agent(*inputs, precision=self.precision, in_aux_phase=True)
         assert output.aux_value is not None, "the auxiliary phase needs an auxiliary head"
-        # Keep the policy where it was before the phase, and train both value heads.
+        # Penalize changes of the policy, and train both value heads.
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)
-        aux_value, value, target = map(agent.in_value_units, values)
+        aux_value, value, target = map(agent.to_value_units, values)
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
         terms = {
@@ -178,9 +178,10 @@ def compute_targets(
     rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = SINGLE_PROCESS,
     moments: EmaMoments | None = None,
 ) -> tuple[PolicySamples, Record]:  # fmt: skip
-    """Compute advantages Â, and value targets V̂, which are written into the rollout.
+    """Compute advantages Â and value targets V̂, and write V̂ into the rollout.
 
-    V̂ is V + A of GAE before normalization, or what `value_target` and `estimator` ask for.
+    Before Â is normalized, V̂ is V + Â of GAE, or the returns that `ppo.value_target` or
+    `ppo.estimator` select.
 
     Args:
         rollout: T steps of B environments.
@@ -188,21 +189,24 @@ def compute_targets(
         ppo: estimator, γ, λ, treatment of time limits and kind of normalization.
         world: processes whose advantages are normalized together.
         moments: running moments that normalize the advantages; updated with this rollout.
+
+    Returns:
+        Samples `[B, T, …]` with normalized advantages, and metrics.
     """
     advantage, value_target = _estimate_advantage_and_target(rollout, reward, ppo)
     rollout.value_target.copy_(value_target)
     weight, record = None, {}
     values_and_targets = tuple(map(world.all_gather_cat, (rollout.value, rollout.value_target)))
-    # Learn from complete episodes only, if asked to: other steps get the weight 0.
+    # With `ppo.collect_by episodes`, steps outside complete episodes get the weight 0.
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
-        mask = returns.complete_episode_mask(*flags, at_most=ppo.max_episodes)
+        mask = returns.complete_episode_mask(*flags, max_episodes=ppo.max_episodes)
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
     if ppo.baseline:
         record["losses/explained_variance"] = returns.explained_variance(*values_and_targets)
-    # Normalize Â by running moments or over the batch; `normalize_minibatches` does the rest.
+    # Normalize Â by running moments or over the batch; minibatches are normalized later.
     if moments is not None:
         moments.update(advantage, world)
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
@@ -219,25 +223,25 @@ def compute_targets(
 def normalize_minibatches(
     samples: PolicySamples, order: Tensor, ppo: PPOConfig, world: World = SINGLE_PROCESS
 ) -> PolicySamples:
-    """Normalize the advantages of each minibatch of an epoch, if `advantage_norm` is `minibatch`.
+    """Normalize the advantages of each minibatch if `ppo.advantage_norm` is `minibatch`.
 
     Args:
-        samples: samples of the rollout.
-        order: order in which they are split into minibatches.
+        samples: samples of the rollout, `[B, T, …]`.
+        order: `[M]`, order in which segments or transitions are split into minibatches.
         ppo: number of minibatches and kind of normalization.
-        world: processes that have a part of every minibatch each.
+        world: processes, each with a share of every minibatch.
     """
     if ppo.advantage_norm != "minibatch":
         return samples
 
-    def by_minibatch(values: Tensor) -> Tensor:  # of all ranks, rank by rank
+    def by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
         rows = values.flatten() if ppo.minibatch_by == "transitions" else values
         parts = world.all_gather_cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
     advantage, unbiased = by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
     weight = None if samples.weight is None else by_minibatch(samples.weight)
-    advantage = returns.normalize(advantage, unbiased=unbiased, by_row=True, weight=weight)
+    advantage = returns.normalize(advantage, unbiased=unbiased, rowwise=True, weight=weight)
     local = advantage.unflatten(1, (world.size, -1))[:, world.rank].reshape(len(order), -1)
     unshuffled = torch.empty_like(local)
     unshuffled[order] = local
@@ -247,7 +251,7 @@ def normalize_minibatches(
 def _compute_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
-    """Call `compute_targets` with the learner's options and moments."""
+    """Compute advantages and value targets with the learner's options and moments."""
     world, moments = learner.executor.world, learner.restore_advantage_moments()
     return compute_targets(rollout, reward, learner.config.ppo, world, moments)
 
@@ -257,7 +261,7 @@ def _compute_targets_and_update_value_norm(
 ) -> tuple[PolicySamples, Record]:
     """Compute value targets, and update the value normalizer with them.
 
-    After the very first update, targets are computed again, so that values and targets share one
+    After the very first update, targets are computed again, so that values and targets have one
     scale.
     """
     agent, world = learner.agent, learner.executor.world
@@ -280,7 +284,7 @@ def _estimate_advantage_and_target(
     value, gamma = rollout.value, ppo.gamma
     # A truncated episode bootstraps from V(final observation), a terminated one from 0.
     ends = (rollout.terminated, rollout.truncated)
-    if not ppo.bootstrap_truncation:  # as references that treat a time limit as a termination
+    if not ppo.bootstrap_truncation:  # as in references that treat time limits as terminations
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
     # Without a value function, returns stop at the end of the rollout.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
@@ -302,7 +306,7 @@ def _estimate_advantage_and_target(
 def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> None:
     """Recompute the rollout's values with the current value function.
 
-    Bootstrap values of final observations, and of the step after the last, are left unchanged.
+    Bootstrap values after the last step and of final observations are left unchanged.
     """
     precision = executor.precision("value")
 
@@ -324,10 +328,10 @@ def policy_phase(
     Args:
         learner: agent, optimizers and normalizers; trained in place.
         rollout: T steps of B environments; value targets are written into it.
-        reward: `[B, T]`, rewards to learn from in place of the rollout's. `aux.recompute_targets`
-            does not see them: with it, add a bonus to the rollout's own rewards.
-        on_stage: see `OnStage`.
-        on_epoch: see `OnEpoch`.
+        reward: `[B, T]`, rewards to use in place of the rollout's. With `aux.recompute_targets`,
+            change the rollout's rewards instead: the auxiliary phase reads those.
+        on_stage: callback at the start of each stage, see `OnStage`.
+        on_epoch: callback at the end of each epoch, see `OnEpoch`.
 
     Returns:
         Means over all samples and epochs, and seconds; `losses/epoch_kl` is of the last epoch.
@@ -347,18 +351,18 @@ def policy_phase(
     samples, target_record = _compute_targets_and_update_value_norm(learner, rollout, reward)
     record |= target_record | learner.network_diagnostics(rollout)
 
-    # Store the policy before the update, for an exact KL penalty, and the values, for value
-    # clipping: recomputed values overwrite the rollout's.
-    exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
-    old_dist_params = dist_params(agent, samples, executor=executor) if exact else None
-    before = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
-    samples = dataclasses.replace(samples, **before)
+    # Store the old policy for an exact KL penalty, and the old values for value clipping:
+    # recomputed values overwrite the rollout's.
+    is_exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
+    old_dist_params = compute_dist_params(agent, samples, executor=executor) if is_exact else None
+    old = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
+    samples = dataclasses.replace(samples, **old)
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     kl_coef, kl_exceeded = torch.tensor(learner.kl_coef, device=executor.device), False
     for epoch, (update_policy, update_value) in enumerate(ppo.epoch_schedule):
-        # After an early stop, a joint epoch trains the value function alone, and is left out if
-        # that would change the policy, too.
+        # After an early stop, a joint epoch trains the value function alone, and is skipped if
+        # that would change the policy as well.
         if kl_exceeded and update_policy:
             if not update_value or agent.value_path == "shared":
                 continue
@@ -367,18 +371,18 @@ def policy_phase(
         start = perf_counter()
         on_stage(phase)
 
-        # Recompute advantages with the current value function, if asked to.
+        # Recompute advantages with the current value function, as in Tianshou.
         if epoch and ppo.recompute_advantages:
             recompute_values(agent, rollout, executor=executor)
             samples, _ = _compute_targets(learner, rollout, reward)
-            samples = dataclasses.replace(samples, **before)
+            samples = dataclasses.replace(samples, **old)
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
         loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
         step = executor.gradient_step(loss, learner.settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
             means.add(*step(minibatch, kl_coef))
-            learner.update_proximal_policy(after=phase)
+            learner.update_proximal_policy(phase)
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
         if update_policy and ppo.uses_kl:
@@ -392,10 +396,10 @@ def policy_phase(
     # Adapt the KL penalty and the learning rate to the KL of the last epoch.
     if "losses/epoch_kl" in record:
         record |= learner.adapt_to_kl(record["losses/epoch_kl"])
-    # An auxiliary phase uses the statistics of its last rollout, and updates them at its end.
-    if not learner.auxiliary_phase_is_due:
+    # An auxiliary phase normalizes observations as its last rollout did, and updates then.
+    if not learner.is_auxiliary_phase_due:
         learner.update_observation_statistics(rollout)
-    return _finite(executor.world.mean_of(means.result())) | record | seconds
+    return _check_finite(executor.world.average_record(means.result())) | record | seconds
 
 
 def _shuffled_minibatches(
@@ -403,18 +407,18 @@ def _shuffled_minibatches(
 ) -> Iterator[Minibatch[PolicySamples]]:
     """Yield the minibatches of an epoch in random order.
 
-    For PPO-EWMA, each has the proximal policy's distribution before its step.
+    With PPO-EWMA, each has the parameters of the proximal policy just before its gradient step.
     """
-    ppo, by = learner.config.ppo, learner.config.ppo.minibatch_by
-    order = samples.random_order(by=by, generator=learner.generator)
+    ppo, unit = learner.config.ppo, learner.config.ppo.minibatch_by
+    order = samples.random_order(unit=unit, generator=learner.generator)
     samples = normalize_minibatches(samples, order, ppo, learner.executor.world)
     proximal = learner.proximal if update_policy else None
-    for minibatch in samples.minibatches(ppo.num_minibatches, order, by=by):
+    for minibatch in samples.minibatches(ppo.num_minibatches, order, unit=unit):
         if proximal is None:
             yield minibatch
             continue
         minibatch = minibatch.materialize()
-        params = dist_params(proximal.agent, minibatch.source, executor=learner.executor)
+        params = compute_dist_params(proximal.agent, minibatch.source, executor=learner.executor)
         source = dataclasses.replace(minibatch.source, old_dist_params=params)
         yield dataclasses.replace(minibatch, source=source)
 
@@ -425,17 +429,18 @@ def auxiliary_phase(
 ) -> Record:  # fmt: skip
     """Train all heads for E_aux epochs on all rollouts of the phase.
 
-    A phase that was saved by `before_epoch` continues with that epoch.
+    A phase that was interrupted continues with the epoch in `buffer.progress`.
 
     Args:
-        learner: trained in place; its agent has an auxiliary value head.
+        learner: agent with an auxiliary value head, and optimizers; trained in place.
         buffer: rollouts of a full phase.
-        on_stage: see `OnStage`.
-        on_epoch: see `OnEpoch`.
-        before_epoch: called when learner and buffer hold all that the rest of the phase needs.
+        on_stage: callback at the start of each stage, see `OnStage`.
+        on_epoch: callback at the end of each epoch, see `OnEpoch`.
+        before_epoch: callback before each epoch, for checkpoints: learner and buffer then hold
+            everything that the rest of the phase needs.
 
     Returns:
-        Means over all samples and epochs, and the seconds spent.
+        Means over all samples and epochs, and seconds.
 
     Raises:
         ValueError: training has diverged.
@@ -449,12 +454,12 @@ def auxiliary_phase(
     if buffer.progress is None:
         if aux.recompute_targets:
             _recompute_targets(learner, buffer)
-        old_dist_params = dist_params(agent, buffer.segments(), executor=executor, phase="aux")
-        buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
+        old_params = compute_dist_params(agent, buffer.segments(), executor=executor, phase="aux")
+        buffer.progress = AuxiliaryProgress(old_params, MeanAccumulator())
     progress = buffer.progress
     start -= progress.seconds
 
-    # An epoch uses all rollouts of the phase, or as many minibatches as N of them have.
+    # An epoch uses all rollouts of the phase, or as much data as `iterations_per_epoch` have.
     num_iterations = aux.iterations_per_epoch or aux.every
     last = num_iterations if aux.iterations_from == "last" else None
     samples = buffer.auxiliary_samples(progress.old_dist_params, last=last)
@@ -467,20 +472,20 @@ def auxiliary_phase(
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         progress.seconds = perf_counter() - start
         before_epoch()
-        order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
-        minibatches = samples.minibatches(num_minibatches, order, by=aux.minibatch_by)
+        order = samples.random_order(unit=aux.minibatch_by, generator=learner.generator)
+        minibatches = samples.minibatches(num_minibatches, order, unit=aux.minibatch_by)
         for minibatch in islice(minibatches, num_used):
             progress.means.add(*step(minibatch))
         on_epoch("aux", progress.epoch, progress.means)
         progress.epoch += 1
     buffer.progress = None
 
-    # The proximal policy starts again from the current weights; statistics follow the last rollout.
+    # Restart the proximal policy at the current weights; update the observation statistics.
     if learner.proximal is not None:
         learner.proximal.reset(agent)
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
-    means = executor.world.mean_of(progress.means.result())
-    return _finite(means) | {"time/auxiliary": perf_counter() - start}
+    means = executor.world.average_record(progress.means.result())
+    return _check_finite(means) | {"time/auxiliary": perf_counter() - start}
 
 
 def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
@@ -495,34 +500,34 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         reward, bootstrap = learner.rescale_to_current(rollout)
         next_value = torch.where(rollout.truncated, bootstrap, rollout.next_value)
         next_value[:, -1] = bootstrap[:, -1]
-        if following is not None:  # it begins with the value of the step after the last
+        if following is not None:  # its first value is that of the step after the last
             continues = ~following.first[:, 0]
             next_value[:, -1] = torch.where(continues, following.value[:, 0], bootstrap[:, -1])
-        ahead = dataclasses.replace(rollout, next_value=next_value)
-        _, target = _estimate_advantage_and_target(ahead, reward, learner.config.ppo)
+        rescaled = dataclasses.replace(rollout, next_value=next_value)
+        _, target = _estimate_advantage_and_target(rescaled, reward, learner.config.ppo)
         rollout.value_target.copy_(target)
 
 
-def _finite(record: Record) -> Record:
-    """Return the means of a phase.
+def _check_finite(record: Record) -> Record:
+    """Return the means of a phase after checking them.
 
     Raises:
-        ValueError: a loss or a gradient norm is not finite; such gradients made no step.
+        ValueError: a loss or a gradient norm is not finite; the step was skipped.
     """
     checked = {name: record[name] for name in record if name.endswith(("_loss", "_norm"))}
     if bad := [name for name, value in checked.items() if not math.isfinite(value)]:
-        raise diverged(bad)
+        raise make_diverged_error(bad)
     return record
 
 
 @torch.no_grad()
-def dist_params(
+def compute_dist_params(
     agent: Agent, segments: Samples, *, executor: Executor, phase: Phase = "policy"
 ) -> Tensor:
-    """Return the parameters `[S, L, P]` of the policy's distribution for every stored observation.
+    """Compute the policy's distribution parameters `[S, L, P]` for stored observations.
 
-    They are computed in the precision of the phase that compares them with later ones: otherwise
-    the KL would be smallest where weights compensate for rounding.
+    The precision is that of the phase that compares them with later ones; with another, the KL
+    would be smallest where weights compensate for rounding.
     """
     precision = executor.precision(phase)
 
@@ -548,4 +553,4 @@ def approx_kl(
 
     k1, k3 = objectives.approximate_kl(executor.infer(samples, log_prob), samples.old_log_prob)
     mean = float(objectives.mean(k1 if estimate == "k1" else k3, samples.weight))
-    return executor.world.mean_of({estimate: mean})[estimate]
+    return executor.world.average_record({estimate: mean})[estimate]

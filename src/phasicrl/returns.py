@@ -1,8 +1,7 @@
 """Returns and advantages. Kind: pure mathematics; imports torch only.
 
-Time runs along the last axis: everything is `[B, T]`, B environments of T steps. Inside these
-functions there is no `done`: a termination has nothing after it, a truncation has the value of the
-observation in which the episode was cut.
+Tensors are `[B, T]`: B environments, T steps. Terminations and truncations are separate: a
+terminated episode has no next value, a truncated one has the value of its final observation.
 """
 
 from __future__ import annotations
@@ -23,39 +22,41 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Float[Tensor, "B T"]:
-    """Generalized advantage estimation (Schulman et al. 2016, equation 16).
+    """Compute advantages `[B, T]` by generalized advantage estimation.
 
-    `δ_t = r_t + γ V(s'_t) − V(s_t)` and `A_t = δ_t + γ λ A_{t+1}`, where `s'_t` is what the step
-    led to: `next_value` holds the value of the final observation where an episode was truncated,
-    else of the next one. A termination has no next value; the sum stops at both kinds of end.
+    `δ_t = r_t + γ V(s'_t) − V(s_t)` and `A_t = δ_t + γ λ A_{t+1}`, where `s'_t` is the next
+    observation, or the final one of a truncated episode. `V(s'_t)` is 0 after a termination, and
+    `A_{t+1}` is 0 after either kind of end.
+
+    Source: Schulman et al. 2016, equation 16.
 
     Args:
-        reward: rewards, in the units in which the values are.
-        value: V(s_t).
-        next_value: V(s'_t); ignored where `terminated`.
-        terminated: the episode ended by the environment's rules.
-        truncated: the episode was cut.
-        gamma: discount γ.
+        reward: rewards `[B, T]`, in the units of the values.
+        value: V(s_t), `[B, T]`.
+        next_value: V(s'_t), `[B, T]`; ignored where `terminated`.
+        terminated: whether the episode ended by the environment's rules, `[B, T]`.
+        truncated: whether the episode was cut, `[B, T]`.
+        gamma: discount factor γ.
         gae_lambda: λ; 0 gives one-step advantages, 1 Monte-Carlo returns minus values.
     """
     delta = reward + gamma * torch.where(terminated, 0.0, next_value) - value
-    keep = gamma * gae_lambda * (~(terminated | truncated)).to(delta.dtype)
-    return _reverse_discounted_sum(delta, keep)
+    discount = gamma * gae_lambda * (~(terminated | truncated)).to(delta.dtype)
+    return _reverse_discounted_sum(delta, discount)
 
 
 def _reverse_discounted_sum(
-    term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]
+    term: Float[Tensor, "B T"], discount: Float[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last.
+    """Compute `x_t = term_t + discount_t x_{t+1}`, `[B, T]`, with `x_T = 0`.
 
-    It takes log₂ T passes over everything instead of T over one step, by doubling (Hillis & Steele
-    1986): after k passes each sum reaches 2ᵏ steps ahead, and so does the product of what is kept.
+    A parallel scan takes log₂ T passes instead of T steps (Hillis & Steele 1986): after k passes
+    each sum, and each product of discounts, covers 2ᵏ steps.
     """
-    reach = 1
-    while reach < term.shape[1]:
-        term = term + keep * functional.pad(term[:, reach:], (0, reach))
-        keep = keep * functional.pad(keep[:, reach:], (0, reach))
-        reach *= 2
+    span = 1
+    while span < term.shape[1]:
+        term = term + discount * functional.pad(term[:, span:], (0, span))
+        discount = discount * functional.pad(discount[:, span:], (0, span))
+        span *= 2
     return term
 
 
@@ -69,32 +70,31 @@ def n_step_return(
     gamma: float,
     n: int,
 ) -> Float[Tensor, "B T"]:
-    """`r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})`, shorter before an end.
+    """Compute n-step returns `r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})`, `[B, T]`.
 
-    That is equation 7.1 of Sutton & Barto 2018. By recursion over the number of steps: `G⁰_t =
-    V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`, each for all steps at once. Where an episode or the
-    rollout ends, only what the last step led to follows: nothing after a termination, else its
-    `next_value`.
+    By recursion, `G⁰_t = V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`. The last step of an episode or
+    the rollout bootstraps from `next_value`, or from 0 after a termination.
+
+    Source: Sutton & Barto 2018, equation 7.1.
 
     Args:
-        reward: rewards, in the units in which the values are.
-        value: V(s_t); that of an episode's later steps is what the earlier ones are bootstrapped
-            from.
-        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the
-            last step.
-        terminated: the episode ended by the environment's rules.
-        truncated: the episode was cut.
-        gamma: discount γ.
-        n: rewards before the value; 1 gives TD(0) targets, T or more the same as
+        reward: rewards `[B, T]`, in the units of the values.
+        value: V(s_t), `[B, T]`, which returns of earlier steps bootstrap from.
+        next_value: V(s'_t) as for `gae`, `[B, T]`; used only in the last step and where
+            `truncated`.
+        terminated: whether the episode ended by the environment's rules, `[B, T]`.
+        truncated: whether the episode was cut, `[B, T]`.
+        gamma: discount factor γ.
+        n: number of rewards before the value; 1 gives TD(0) targets, T or more
             `monte_carlo_return`.
     """
-    cut = terminated | truncated
-    cut[:, -1] = True
-    at_cut = reward + gamma * torch.where(terminated, 0.0, next_value)
+    last = terminated | truncated
+    last[:, -1] = True
+    last_return = reward + gamma * torch.where(terminated, 0.0, next_value)
     result = value
     for _ in range(min(n, reward.shape[1])):
-        # What rolls over the edge lands on a cut.
-        result = torch.where(cut, at_cut, reward + gamma * result.roll(-1, dims=1))
+        # `roll` wraps the first column around into the last, where it is not used.
+        result = torch.where(last, last_return, reward + gamma * result.roll(-1, dims=1))
     return result
 
 
@@ -106,61 +106,61 @@ def monte_carlo_return(
     *,
     gamma: float,
 ) -> Float[Tensor, "B T"]:
-    """Discounted rewards to go, to the end of the episode (REINFORCE; Spinning Up vpg.py:66-67).
+    """Compute discounted rewards to the end of the episode, `[B, T]`.
 
-    An episode that a time limit or the rollout's end cuts off is bootstrapped from `next_value`:
-    the sum is then what GAE with λ = 1 adds to the value. Without a value function pass zeros: an
-    unfinished episode then counts as if nothing more had been earned, so its returns are too low,
-    the more so the later the step; rollouts of many episodes keep that share small.
+    Episodes cut by a time limit or the end of the rollout bootstrap from `next_value`; the result
+    is then the value plus GAE with λ = 1. Without a value function pass zeros: returns of
+    unfinished episodes are then too low, which matters little if a rollout has many episodes.
+
+    Source: Williams 1992 (REINFORCE); Spinning Up vpg.py:66-67.
 
     Args:
-        reward: rewards, in the units in which the values are.
-        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the
-            last step.
-        terminated: the episode ended by the environment's rules.
-        truncated: the episode was cut.
-        gamma: discount γ.
+        reward: rewards `[B, T]`, in the units of the values.
+        next_value: V(s'_t) as for `gae`, `[B, T]`; used only in the last step and where
+            `truncated`.
+        terminated: whether the episode ended by the environment's rules, `[B, T]`.
+        truncated: whether the episode was cut, `[B, T]`.
+        gamma: discount factor γ.
     """
     cut = truncated.clone()
     cut[:, -1] = True
-    after_cut = torch.where(cut & ~terminated, next_value, 0.0)
-    keep = gamma * (~(terminated | cut)).to(reward.dtype)
-    return _reverse_discounted_sum(reward + gamma * after_cut, keep)
+    bootstrap = torch.where(cut & ~terminated, next_value, 0.0)
+    discount = gamma * (~(terminated | cut)).to(reward.dtype)
+    return _reverse_discounted_sum(reward + gamma * bootstrap, discount)
 
 
 def complete_episode_mask(
-    first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, at_most: int | None = None
+    first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, max_episodes: int | None = None
 ) -> Bool[Tensor, "B T"]:
-    """Which steps belong to an episode that begins in the first half of the rollout.
+    """Mark the steps of episodes that begin in the first half of the rollout, `[B, T]`.
 
-    All of such an episode is there. Nothing that happens in an episode decides whether it counts,
-    so that short ones do not count more often than they are played, as they would if the unfinished
-    ones were dropped.
+    These episodes are complete. Selecting them by their start is unbiased; selecting the finished
+    ones would favor short episodes.
 
     Args:
-        first: the step begins an episode.
-        ended: the episode ends with the step.
-        at_most: so many episodes, in the order in which they begin; those that begin at the same
-            step in the order of their environments.
+        first: whether a step is the first of its episode, `[B, T]`.
+        ended: whether the episode ends with the step, `[B, T]`.
+        max_episodes: maximum number of episodes, in order of their first steps, then of their
+            environments.
 
     Raises:
-        ValueError: one of them is longer than half a rollout, and does not end in it; or none
-            begins there, which is so only after one that is longer.
+        ValueError: an episode is longer than half the rollout, so that it is not complete, or none
+            begins in the first half.
     """
     half = first.shape[1] // 2
-    place = torch.arange(first.shape[1], device=first.device)
-    begin = torch.where(first, place, -1).cummax(1).values
-    counts = (begin >= 0) & (begin <= half)
-    if (counts[:, -1] & ~ended[:, -1]).any() or not counts.any():
+    steps = torch.arange(first.shape[1], device=first.device)
+    start = torch.where(first, steps, -1).cummax(1).values
+    mask = (start >= 0) & (start <= half)
+    if (mask[:, -1] & ~ended[:, -1]).any() or not mask.any():
         raise ValueError(
-            f"an episode is longer than {half} steps, half a rollout; with ppo.collect_by episodes "
-            "give ppo.num_steps of at least twice the longest episode"
+            f"ppo.num_steps is {first.shape[1]}, and an episode is longer than {half} steps; "
+            "expected at least twice the longest episode for ppo.collect_by episodes"
         )
-    if at_most is not None:
-        # How many have begun, with each; a step has the number of its episode's beginning.
+    if max_episodes is not None:
+        # Number the episodes by their first steps; a step has the number of its episode.
         number = first.T.flatten().cumsum(0).view(first.T.shape).T
-        counts &= number.gather(1, begin.clamp(min=0)) <= at_most
-    return counts
+        mask &= number.gather(1, start.clamp(min=0)) <= max_episodes
+    return mask
 
 
 def discounted_forward_return(
@@ -170,29 +170,30 @@ def discounted_forward_return(
     *,
     gamma: float,
 ) -> Float[Tensor, "B T"]:
-    """Running discounted sum `R_t = r_t + γ R_{t-1}`, without `R_{t-1}` where it starts anew.
+    """Compute the running discounted sum `R_t = r_t + γ R_{t-1}`, `[B, T]`, reset by episodes.
+
+    Source: OPPG reward_normalizer.py:91-105.
 
     Args:
-        reward: unnormalized rewards.
-        reset_before: where the sum before the step is dropped: at the first step of an episode, so
-            that the reward of an episode's last step still belongs to it (OPPG
-            reward_normalizer.py:91-105).
-        start: the sum after the step before the first one here.
-        gamma: discount γ.
+        reward: unnormalized rewards `[B, T]`.
+        reset_before: whether `R_{t-1}` counts as 0, `[B, T]`: at the first step of an episode, so
+            that the last reward still belongs to its episode.
+        start: sum before the first step, `[B]`.
+        gamma: discount factor γ.
     """
-    keep = gamma * (~reset_before).to(reward.dtype)
-    first = reward[:, :1] + keep[:, :1] * start.unsqueeze(1)
+    discount = gamma * (~reset_before).to(reward.dtype)
+    first = reward[:, :1] + discount[:, :1] * start.unsqueeze(1)
     return _reverse_discounted_sum(
-        torch.cat([first, reward[:, 1:]], dim=1).flip(1), keep.flip(1)
+        torch.cat([first, reward[:, 1:]], dim=1).flip(1), discount.flip(1)
     ).flip(1)
 
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
-    """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant.
+    """Return `1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant.
 
-    NaN for a constant target.
+    NaN for a constant target. Both tensors have one shape, `[…]`.
     """
-    # Not by the variance: rounding leaves some even of equal numbers.
+    # The computed variance of equal numbers need not be 0, because of rounding.
     if target.max() == target.min():
         return float("nan")
     return float(1 - (target - value).var(correction=0) / target.var(correction=0))
@@ -203,27 +204,27 @@ def normalize(
     *,
     unbiased: bool = False,
     eps: float = 1e-8,
-    by_row: bool = False,
+    rowwise: bool = False,
     weight: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """Shift and scale to mean 0 and variance 1.
+    """Normalize advantages `[…]` to mean 0 and variance 1.
 
     Args:
-        advantage: n samples.
-        unbiased: squares are divided by n − 1, as by PyTorch (CleanRL, SB3); else by n, as by NumPy
-            (OPPG, Baselines, Spinning Up).
-        eps: added to the deviation.
-        by_row: each row `[…, n]` by itself.
-        weight: 0 where a sample does not count, one other number elsewhere; None: all count.
+        advantage: advantages `[…]`.
+        unbiased: whether squares are divided by n − 1, as in PyTorch (CleanRL, SB3), or by n, as in
+            NumPy (OPPG, Baselines, Spinning Up).
+        eps: number added to the standard deviation.
+        rowwise: whether each row `[…, n]` is normalized separately.
+        weight: weights `[…]` of the samples, 0 or one positive number; None for equal weights.
     """
-    axis = -1 if by_row else None
+    axis = -1 if rowwise else None
     if weight is None:
-        mean = advantage.mean(axis, keepdim=by_row)
-        variance = advantage.var(axis, correction=int(unbiased), keepdim=by_row)
+        mean = advantage.mean(axis, keepdim=rowwise)
+        variance = advantage.var(axis, correction=int(unbiased), keepdim=rowwise)
         return (advantage - mean) / (variance.sqrt() + eps)
     counts = (weight > 0).to(advantage.dtype)
-    n = counts.sum(axis, keepdim=by_row)
-    mean = (advantage * counts).sum(axis, keepdim=by_row) / n.clamp_min(1)
-    squares = ((advantage - mean).square() * counts).sum(axis, keepdim=by_row)
+    n = counts.sum(axis, keepdim=rowwise)
+    mean = (advantage * counts).sum(axis, keepdim=rowwise) / n.clamp_min(1)
+    squares = ((advantage - mean).square() * counts).sum(axis, keepdim=rowwise)
     deviation = (squares / (n - int(unbiased)).clamp_min(1)).sqrt()
     return counts * (advantage - mean) / (deviation + eps)

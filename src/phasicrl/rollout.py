@@ -1,9 +1,9 @@
-"""Rollouts, the buffer of a phase of them, and minibatches. Kind: state (tensors, their order).
+"""Rollouts, the buffer of a phase, and minibatches. Kind: state (tensors, their order).
 
 Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a
 minibatch, H memory state, P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of
-an environment lie side by side, so that a minibatch of whole segments is a few contiguous blocks.
-Observations keep their own dtype and are written once, by the collector, in place.
+an environment are contiguous, so that a minibatch of whole segments is a few contiguous blocks.
+Observations keep their dtype and are written once, in place, by the collector.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
-from phasicrl.config import MinibatchBy
+from phasicrl.config import MinibatchUnit
 from phasicrl.optimize import MeanAccumulator
 
 
@@ -25,7 +25,7 @@ from phasicrl.optimize import MeanAccumulator
 class Samples:
     """Sequences of steps to train on: tensors `[S, L, …]`.
 
-    The memory state `[S, H]` is that before each sequence.
+    The memory state `[S, H]` is the one before each sequence.
     """
 
     obs: Shaped[Tensor, "S L *shape"]
@@ -35,52 +35,53 @@ class Samples:
     value_target: Float[Tensor, "S L"]
 
     def __len__(self) -> int:
-        """The number of sequences S."""
+        """Return the number of sequences S."""
         return len(self.obs)
 
     @property
     def has_memory(self) -> bool:
-        """Whether the networks remember: then sequences stay whole."""
+        """Return whether the networks have a memory, which needs whole sequences."""
         return self.state.shape[-1] > 0
 
     def take(self, index: Tensor | slice) -> Self:
-        """The sequences at `index`."""
+        """Return the sequences at `index`."""
         return self._map(lambda tensor: tensor[index])
 
     def as_transitions(self) -> Self:
-        """Every step as a sequence of its own, `[S·L, 1, …]`. Copies nothing.
+        """Return each step as a sequence of length 1, `[S·L, 1, …]`, without copying.
 
-        Without memory the steps are independent.
+        Steps are independent only without memory.
         """
         width = self.state.shape[-1]
         assert not self.has_memory, f"steps depend on a memory state of width {width}"
         steps = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
         return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 
-    def random_order(self, *, by: MinibatchBy, generator: Generator) -> Int[Tensor, " M"]:
-        """A random order of all segments, or of all transitions."""
-        size = len(self) if by == "segments" else self.first.numel()
+    def random_order(self, *, unit: MinibatchUnit, generator: Generator) -> Int[Tensor, " M"]:
+        """Return a random permutation of all segments, or of all transitions."""
+        size = len(self) if unit == "segments" else self.first.numel()
         return torch.randperm(size, generator=generator).to(self.first.device)
 
     def minibatches(
-        self, num_minibatches: int, order: Int[Tensor, " M"], *, by: MinibatchBy
+        self, num_minibatches: int, order: Int[Tensor, " M"], *, unit: MinibatchUnit
     ) -> Iterator[Minibatch[Self]]:
-        """Deal everything out once, to minibatches of one size, which are not gathered yet.
+        """Split the samples into minibatches of one size, which are gathered later.
 
         Args:
-            num_minibatches: how many; it divides the number of segments, or of transitions.
-            order: in which they are dealt out.
-            by: whole segments stay together, or transitions are shuffled.
+            num_minibatches: number of minibatches, a divisor of the number of segments or
+                transitions.
+            order: permutation of the segments or transitions.
+            unit: unit that is shuffled: whole segments, or transitions.
         """
-        samples = self.as_transitions() if by == "transitions" else self
+        samples = self.as_transitions() if unit == "transitions" else self
         size, rest = divmod(len(samples), num_minibatches)
-        assert rest == 0, f"{len(samples)} {by} do not divide into {num_minibatches} minibatches"
-        split = by == "segments" and not self.has_memory
+        assert rest == 0, f"{len(samples)} {unit} do not divide into {num_minibatches} minibatches"
+        split = unit == "segments" and not self.has_memory
         for start in range(0, len(samples), size):
             yield Minibatch(samples, order[start : start + size], split)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is there, by name."""
+        """Return the tensors by name, without those that are None."""
         return _tensors_of(self)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -94,12 +95,12 @@ S = TypeVar("S", bound=Samples)
 
 @dataclass(frozen=True, slots=True)
 class Minibatch(Generic[S]):
-    """Some of the samples: which ones, so that gathering them can be part of a compiled step.
+    """Minibatch as indices into its source, so that a compiled step can gather the samples.
 
     Attributes:
-        source: all samples.
-        index: the places of the chosen sequences in it, `[M]`.
-        split: whether each step is then a sequence of its own.
+        source: samples to choose from.
+        index: indices of the sequences of the minibatch, `[M]`.
+        split: whether sequences are then split into steps, `[M·L, 1, …]`.
     """
 
     source: S
@@ -108,38 +109,38 @@ class Minibatch(Generic[S]):
 
     @property
     def num_steps(self) -> int:
-        """How many steps it has, whatever sequences they are in."""
+        """Number of steps over all sequences."""
         return len(self.index) * self.source.first.shape[1]
 
     def gather(self) -> S:
-        """The chosen samples, copied."""
+        """Return copies of the samples."""
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.split else samples
 
     def materialize(self) -> Minibatch[S]:
-        """The same samples as a source of their own, of one shape for all such minibatches."""
+        """Return the minibatch with its gathered samples as the source."""
         samples = self.gather()
         return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySamples(Samples):
-    """What the policy phase learns from."""
+    """Samples of the policy phase."""
 
     action: Shaped[Tensor, "S L *action"]
     old_log_prob: Float[Tensor, "S L"]
     old_value: Float[Tensor, "S L"]
     advantage: Float[Tensor, "S L"]
     old_dist_params: Float[Tensor, "S L P"] | None = None
-    """Parameters of the policy that an exact KL penalty is taken from: the behavior policy, or the
-    proximal one under PPO-EWMA."""
+    """Parameters of the policy that an exact KL penalty refers to: the behavior policy, or the
+    proximal policy of PPO-EWMA."""
     weight: Float[Tensor, "S L"] | None = None
-    """How much each step counts, 1 in the mean over the rollout, where not all count alike."""
+    """Weight of each step, with a mean of 1 over the rollout; None for equal weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySamples(Samples):
-    """What the auxiliary phase learns from."""
+    """Samples of the auxiliary phase."""
 
     old_dist_params: Float[Tensor, "S L P"]
     """Parameters of the policy before the phase."""
@@ -150,21 +151,20 @@ class Rollout:
     """T steps of B environments under one policy: views into a slot of the phase buffer.
 
     Attributes:
-        obs: what each action answered to.
-        first: the step begins an episode.
-        state: the memory's state before the first step.
-        action_mask: what was allowed; None if everything always is.
-        action: what was done.
-        log_prob: log-probability of the action when it was drawn.
-        value: V(obs) when the action was drawn.
-        reward: as the environment gave it.
-        terminated: the episode ended here.
-        truncated: the episode was cut here.
-        next_value: V of what the step led to: of the final observation where an episode was
-            truncated.
-        value_target: V̂, filled in when the advantages are known.
-        reward_scale: what rewards were divided by when the value function learned that gave `value`
-            and `next_value`; one number, for each environment; 0: not known.
+        obs: observations s_t before the actions.
+        first: whether a step is the first of its episode.
+        state: memory state before the first step.
+        action_mask: allowed actions; None if all always are.
+        action: actions a_t as the policy drew them.
+        log_prob: log-probabilities of the actions under the behavior policy.
+        value: V(s_t) when the action was drawn.
+        reward: environment rewards, before clipping and normalization.
+        terminated: whether the episode ended with the step.
+        truncated: whether the episode was cut after the step.
+        next_value: V of the next observation; of the final observation of a truncated episode.
+        value_target: value targets V̂, filled in by `compute_targets`.
+        reward_scale: divisor of the rewards that `value` and `next_value` were trained on, equal in
+            all environments; 0 if unknown.
     """
 
     obs: Shaped[Tensor, "B T *shape"]
@@ -182,37 +182,37 @@ class Rollout:
     reward_scale: Float[Tensor, " B"]
 
     def segments(self) -> Samples:
-        """What the networks are asked about."""
+        """Return the inputs of the networks and the value targets."""
         return Samples(self.obs, self.first, self.state, self.action_mask, self.value_target)
 
     def policy_samples(
         self, advantage: Float[Tensor, "B T"], weight: Float[Tensor, "B T"] | None = None
     ) -> PolicySamples:
-        """What the policy phase learns from, once the advantages are known."""
+        """Return the samples of the policy phase for these advantages and weights."""
         return PolicySamples(
             self.obs, self.first, self.state, self.action_mask, self.value_target,
             self.action, self.log_prob, self.value, advantage, weight=weight,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, by name."""
+        """Return the tensors by name, without those that are None."""
         return _tensors_of(self)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take back `tensors`.
+        """Copy saved tensors into the rollout.
 
         Raises:
-            ValueError: they are of another number of environments or steps.
+            ValueError: the number of environments or steps differs.
         """
         for name, value in self.tensors().items():
             if (given := tensors[name].shape) != value.shape:
                 shapes = f"{tuple(given)}; expected {tuple(value.shape)}"
-                raise ValueError(f"{name} of a saved rollout has the shape {shapes}")
+                raise ValueError(f"{name} of a saved rollout has shape {shapes}")
             value.copy_(tensors[name])
 
 
 def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
-    """The fields that are there, by name."""
+    """Return the fields that are not None, by name."""
     return {
         field.name: value
         for field in dataclasses.fields(holder)
@@ -226,7 +226,7 @@ class AuxiliaryProgress:
 
     Attributes:
         old_dist_params: parameters of the policy's distribution before the phase, `[K·B, T, P]`.
-        means: of the metrics so far.
+        means: means of the metrics so far.
         epoch: number of finished epochs.
         seconds: seconds spent until the last start of an epoch.
     """
@@ -238,19 +238,19 @@ class AuxiliaryProgress:
 
 
 class PhaseBuffer:
-    """Room for the K rollouts of a phase, allocated once. PPO has K = 1.
+    """Buffer of the K rollouts of a phase, allocated once. PPO has K = 1.
 
     Args:
         num_rollouts: K.
         num_envs: B.
         num_steps: T.
         obs_shape: shape of one observation.
-        obs_dtype: its dtype, kept.
+        obs_dtype: dtype of observations.
         action_shape: shape of one action.
-        action_dtype: its dtype, kept.
+        action_dtype: dtype of actions.
         state_size: width of the memory's state.
         num_actions: width of the action mask; None without masks.
-        device: where it lies.
+        device: device of the tensors.
     """
 
     def __init__(
@@ -286,11 +286,11 @@ class PhaseBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether a phase is complete."""
+        """Return whether all rollouts of the phase are filled."""
         return self.num_filled == self.num_rollouts
 
     def next_rollout(self) -> Rollout:
-        """The slot to write the next rollout into; it counts as filled."""
+        """Return the slot for the next rollout, and count it as filled."""
         num = self.num_rollouts
         assert not self.is_full, f"all {num} rollouts of the phase are filled; clear it first"
         self.num_filled += 1
@@ -299,32 +299,32 @@ class PhaseBuffer:
         return rollout
 
     def rollout(self, slot: int) -> Rollout:
-        """Views of one slot."""
+        """Return views of one slot."""
         views = {name: tensor[slot] for name, tensor in self.rollouts.tensors().items()}
         return dataclasses.replace(self.rollouts, **views)
 
     def clear(self) -> None:
-        """Forget the phase; the memory is kept and written over."""
+        """Mark all slots as free; later rollouts overwrite them."""
         self.num_filled = 0
         self.progress = None
 
     def auxiliary_samples(
         self, old_dist_params: Float[Tensor, "KB T P"], *, last: int | None = None
     ) -> AuxiliarySamples:
-        """The segments of the phase, or of its last rollouts, `[last·B, T, …]`. Copies nothing.
+        """Return the samples of the phase, or of its last rollouts, `[last·B, T, …]`.
 
-        With them go the parameters of the policy before the auxiliary phase, of all its segments.
+        They are views, with the parameters of the policy before the auxiliary phase.
         """
-        all_of = self.segments()
+        phase = self.segments()
         samples = AuxiliarySamples(
-            all_of.obs, all_of.first, all_of.state, all_of.action_mask, all_of.value_target,
+            phase.obs, phase.first, phase.state, phase.action_mask, phase.value_target,
             old_dist_params,
         )  # fmt: skip
         num_envs = len(samples) // self.num_rollouts
         return samples.take(slice(-(last or self.num_rollouts) * num_envs, None))
 
     def segments(self) -> Samples:
-        """All segments of the phase, `[K·B, T, …]`. Copies nothing."""
+        """Return all segments of the phase as views, `[K·B, T, …]`."""
         assert self.is_full, f"{self.num_filled} of {self.num_rollouts} rollouts are filled"
-        as_one = {name: tensor.flatten(0, 1) for name, tensor in self.rollouts.tensors().items()}
-        return dataclasses.replace(self.rollouts, **as_one).segments()
+        views = {name: tensor.flatten(0, 1) for name, tensor in self.rollouts.tensors().items()}
+        return dataclasses.replace(self.rollouts, **views).segments()

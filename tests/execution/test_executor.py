@@ -414,7 +414,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
         step = run.executor.gradient_step(loss, settings)
         order = torch.arange(len(samples))
-        for minibatch in samples.minibatches(2, order, by="segments"):
+        for minibatch in samples.minibatches(2, order, unit="segments"):
             names, values, _ = step(minibatch, torch.tensor(0.0))
         assert names[-1] == "gradients/policy_norm"
         steps = run.executor._compiled_steps

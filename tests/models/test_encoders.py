@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from phasicrl.config import ModelConfig
 from phasicrl.models import encoders
-from phasicrl.models.encoders import MLP, ImpalaCNN, NatureCNN, encoder_for
+from phasicrl.models.encoders import MLP, ImpalaCNN, NatureCNN, build_encoder
 
 SMALL = {"channels": (4, 6), "blocks": 2, "hidden_sizes": (10,)}
 
@@ -231,11 +231,11 @@ NUMBERS = gym.spaces.Box(-1, 1, (2, 2), np.float32)
 def test_finite_sets_become_one_hot(
     space: gym.Space[Any], obs: list[Any], expected: list[Any]
 ) -> None:
-    assert encoders.as_numbers(torch.tensor(obs), space).tolist() == expected
-    assert encoders.num_numbers(space) == len(expected[0])
+    assert encoders.to_vector(torch.tensor(obs), space).tolist() == expected
+    assert encoders.vector_size(space) == len(expected[0])
     if space is not NUMBERS:
         config = ModelConfig(encoder="mlp", hidden_sizes=(5,))
-        encoder = encoder_for(space, config, generator=Generator().manual_seed(0))
+        encoder = build_encoder(space, config, generator=Generator().manual_seed(0))
         assert encoder(torch.tensor(obs)).shape == (len(obs), 5)
 
 
@@ -243,7 +243,7 @@ def test_a_tree_of_images_and_numbers_is_encoded_part_by_part() -> None:
     eye = gym.spaces.Tuple((PICTURE, gym.spaces.Discrete(3)))
     space = gym.spaces.Dict({"a": eye, "b": OTHER, "c": NUMBERS})
     config = ModelConfig(channels=(4,), blocks=1, hidden_sizes=(7,), activation="tanh")
-    encoder: Any = encoder_for(space, config, generator=Generator().manual_seed(0))
+    encoder: Any = build_encoder(space, config, generator=Generator().manual_seed(0))
     assert type(encoder).__name__ == "TreeEncoder"
     generator, seen = Generator().manual_seed(1), [images(5, *PICTURE.shape), images(5, 8, 12, 1)]
     kind = torch.randint(0, 3, (5,), generator=generator)
@@ -262,4 +262,4 @@ def test_a_tree_of_images_and_numbers_is_encoded_part_by_part() -> None:
 def test_an_encoder_that_fits_no_observation_is_refused(part: gym.Space[Any], encoder: Any) -> None:
     for space in (part, gym.spaces.Dict({"x": part})):
         with pytest.raises(ValueError, match="use impala or nature"):
-            encoder_for(space, ModelConfig(encoder=encoder), generator=Generator())
+            build_encoder(space, ModelConfig(encoder=encoder), generator=Generator())

@@ -78,7 +78,7 @@ def update_(settings: StepSettings) -> Tensor:
     gradients = [[p.grad for p in network if p.grad is not None] for network in reached]
     if settings.mean is not None:
         settings.mean(list(chain(*gradients)))
-    clipped, norm = optimize.clip(
+    clipped, norm = optimize.clip_gradients(
         [network for network in gradients if network], settings.max_grad_norm, foreach=True
     )
     parameters, steps = list(chain(*reached)), list(chain(*clipped))
@@ -134,7 +134,7 @@ class CompiledUpdate:
             if gradient is not None
         }
         parameters = list[Tensor](reached.values())
-        moments = optimize.moments(settings.optimizer, parameters)
+        moments = optimize.get_moments(settings.optimizer, parameters)
         self.state = (parameters, *moments)
         everything = chain(named.items(), loss.module.named_buffers())
         rest = {name: tensor for name, tensor in everything if name not in reached}
@@ -219,9 +219,9 @@ class CompiledUpdate:
 
     def _update(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip and step; returns the norm before clipping, 0-d."""
-        by_network = [[gradients[i] for i in members] for members in self._networks]
+        groups = [[gradients[i] for i in members] for members in self._networks]
         # One by one: compiled, that is faster than kernels that take all parameters together.
-        scaled, norm = optimize.clip(by_network, self._settings.max_grad_norm, foreach=False)
+        scaled, norm = optimize.clip_gradients(groups, self._settings.max_grad_norm, foreach=False)
         for i, gradient in zip(chain(*self._networks), chain(*scaled), strict=True):
             gradients[i] = gradient
         for rate, group, members in zip(inputs.rates, self._groups, self._members, strict=True):

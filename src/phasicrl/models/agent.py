@@ -1,7 +1,4 @@
-"""The agent: encoder, memory and heads behind one forward contract.
-
-Kind: state (a module that remembers nothing between calls).
-"""
+"""Agent: encoders, memory and heads with one forward contract. Kind: state (a module)."""
 
 from __future__ import annotations
 
@@ -17,29 +14,29 @@ from torch import Generator, Tensor, nn
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
 from phasicrl.models.distributions import Policy
-from phasicrl.models.encoders import ObservationReader, encoder_for, in_precision
+from phasicrl.models.encoders import ObservationReader, autocast, build_encoder
 from phasicrl.models.heads import PolicyHead
 from phasicrl.models.init import Initializer
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
 
 EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
-"""A user's own encoder: from the space of observations to a module that maps `[N, …]` to `[N, D]`.
+"""Function that makes a custom encoder for an observation space.
 
-The module has an attribute `num_features` (D). For `Dict` and `Tuple` spaces it gets a dict or a
-tuple of tensors."""
+The encoder maps observations `[N, …]` to features `[N, D]`, and has an attribute `num_features`, D.
+For `Dict` and `Tuple` spaces its input is a dict or a tuple of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOutput:
-    """What the agent says of S sequences of L steps.
+    """Output of the agent for S sequences of L steps.
 
     Attributes:
         policy: distribution over actions, `[S, L]`.
-        value: V, `[S, L]`.
-        aux_value: the auxiliary head's value on the policy's features, `[S, L]`; None without an
-            auxiliary phase.
-        state: the memory's state after the last step, `[S, H]`.
+        value: values V, `[S, L]`.
+        aux_value: values of the auxiliary head on the policy's features, `[S, L]`; None without an
+            auxiliary head.
+        state: memory state after the last step, `[S, H]`.
     """
 
     policy: Policy
@@ -49,32 +46,33 @@ class AgentOutput:
 
 
 class Agent(nn.Module):
-    """Policy, value and auxiliary value over one or two networks.
+    """Policy, value and auxiliary value heads on one or two networks of encoder and memory.
 
-    See figure 1 of the PPG paper, and OPPG ppg.py:66-155.
-    The encoders run in the precision that is asked for, memory and heads in fp32.
+    Encoders run in the requested precision, memory and heads in fp32. Networks by
+    `model.value_path`:
 
-    - `separate`: two networks of encoder and memory; the value head stands on the second.
-    - `detached`: one network; the value head sends no gradient into it, in either phase. Only the
-      auxiliary head trains the network on values.
-    - `shared_in_aux`: one network; the value head's gradient reaches it in the auxiliary phase
-      only (figure 7 of the paper).
-    - `shared`: one network, which the value head's gradient reaches in both phases.
+    - `separate`: two networks; the value head is on the second.
+    - `detached`: one network without gradient from the value head; only the auxiliary head trains
+      it on values.
+    - `shared_in_aux`: one network with the value head's gradient in the auxiliary phase only.
+    - `shared`: one network with the value head's gradient in both phases.
+
+    Source: PPG paper, figures 1 and 7; OPPG ppg.py:66-155.
 
     Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        config: the networks.
-        action: the distribution of continuous actions.
-        obs_norm: normalization of observed numbers.
-        value_norm: normalization of values.
-        generator: source of the initial weights.
-        auxiliary: whether there is an auxiliary value head. It is made last, so that the other
-            weights do not depend on it.
-        make_encoder: makes a user's own encoder, in place of `config.encoder`.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        config: options of the networks.
+        action: options of continuous actions.
+        obs_norm: options of observation normalization.
+        value_norm: options of value normalization.
+        generator: random generator of the initial weights.
+        auxiliary: whether there is an auxiliary value head; made last, so that other weights do not
+            depend on it.
+        make_encoder: function that makes a custom encoder, in place of `config.encoder`.
 
     Raises:
-        ValueError: spaces for which there is no encoder or head.
+        ValueError: the spaces do not fit the encoder or the heads.
     """
 
     def __init__(
@@ -96,12 +94,12 @@ class Agent(nn.Module):
 
         def encoder(config: ModelConfig) -> nn.Module:
             if make_encoder is None:
-                return encoder_for(observation_space, config, generator)
-            made = make_encoder(observation_space)
-            if not isinstance(getattr(made, "num_features", None), int):
-                needed = "an integer attribute num_features: the width of what it returns"
-                raise ValueError(f"the encoder {type(made).__name__} needs {needed}")
-            return made
+                return build_encoder(observation_space, config, generator)
+            custom = make_encoder(observation_space)
+            if not isinstance(getattr(custom, "num_features", None), int):
+                given = f"make_encoder returned a {type(custom).__name__} without num_features"
+                raise ValueError(f"{given}; expected the width of its features, an integer")
+            return custom
 
         def memory(encoder: nn.Module) -> Memory:
             num_inputs: Any = encoder.num_features
@@ -109,7 +107,7 @@ class Agent(nn.Module):
 
         def value_head(memory: Memory) -> nn.Linear:
             linear = nn.Linear(memory.num_features, 1)
-            return Initializer(config.heads, generator)(linear, config.value_head_scale)
+            return Initializer(config.head_scheme, generator)(linear, config.value_head_scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
         self.encoder = encoder(config)
@@ -128,24 +126,21 @@ class Agent(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Width H of the memory's state: the policy network's, then a separate value network's."""
+        """Width H of the memory state: of the policy network, then of a separate value network."""
         return sum(memory.state_size for memory in (self.memory, self.value_memory) if memory)
 
     def initial_state(self, num_sequences: int) -> Float[Tensor, "S H"]:
-        """The memory's state before the first step."""
+        """Return the memory state before the first step, `[S, H]`."""
         return torch.zeros(num_sequences, self.state_size, device=self.value_head.weight.device)
 
-    def networks(self) -> list[list[nn.Parameter]]:
-        """The parameters by network, each of which has its learning rate.
-
-        All of them, or the policy's and the value function's where these are two.
-        """
+    def param_groups(self) -> list[list[nn.Parameter]]:
+        """Return the parameters of each network: the policy's, and a separate value network's."""
         if self.value_path != "separate":
             return [list(self.parameters())]
         policy, value = [], []
         for name, parameter in self.named_parameters():
-            is_of_value = name.startswith(("value_encoder.", "value_memory.", "value_head."))
-            (value if is_of_value else policy).append(parameter)
+            is_value = name.startswith(("value_encoder.", "value_memory.", "value_head."))
+            (value if is_value else policy).append(parameter)
         return [policy, value]
 
     def forward(
@@ -158,22 +153,22 @@ class Agent(nn.Module):
         precision: Precision = "fp32",
         in_aux_phase: bool = False,
     ) -> AgentOutput:
-        """Evaluate S sequences of L steps; acting is the same call with L = 1.
+        """Evaluate policy and values of S sequences of L steps; L is 1 when acting.
 
         Args:
-            obs: observations as they are stored.
-            first: true where the step begins an episode; the memory is reset before it.
-            state: the memory's state before the first step.
-            action_mask: true where an action is allowed.
-            precision: of the encoders.
-            in_aux_phase: whether the call computes the auxiliary loss.
+            obs: stored observations, `[S, L, …]`.
+            first: whether a step is the first of its episode, `[S, L]`; the memory is reset before.
+            state: memory state before the first step, `[S, H]`.
+            action_mask: allowed actions, `[S, L, A]`; None if all are.
+            precision: precision of the encoders.
+            in_aux_phase: whether the auxiliary loss is computed, for `shared_in_aux`.
         """
         inputs = self.reader(obs.flatten(0, 1))
-        return self.after_reading(
+        return self.forward_inputs(
             inputs, first, state, action_mask, precision=precision, in_aux_phase=in_aux_phase
         )
 
-    def after_reading(
+    def forward_inputs(
         self,
         inputs: Any,
         first: Bool[Tensor, "S L"],
@@ -183,17 +178,17 @@ class Agent(nn.Module):
         precision: Precision = "fp32",
         in_aux_phase: bool = False,
     ) -> AgentOutput:
-        """The same for observations that the reader has read, `[S·L, …]`."""
-        ask = partial(self._follow, inputs, first, state, precision)
-        features, policy_state = ask(self.encoder, self.memory)
+        """Evaluate policy and values of the reader's output, `[S·L, …]`, see `forward`."""
+        encode = partial(self._encode, inputs, first, state, precision)
+        features, policy_state = encode(self.encoder, self.memory)
         if self.value_encoder is not None and self.value_memory is not None:
-            value_features, value_state = ask(self.value_encoder, self.value_memory)
+            value_features, value_state = encode(self.value_encoder, self.value_memory)
         else:
             value_state = state[:, self.memory.state_size :]
-            reached = self.value_path == "shared" or (
+            has_gradient = self.value_path == "shared" or (
                 self.value_path == "shared_in_aux" and in_aux_phase
             )
-            value_features = features if reached else features.detach()
+            value_features = features if has_gradient else features.detach()
         policy = self.policy_head(features, action_mask)
         value = self._value(self.value_head, value_features)
         aux_head = self.aux_value_head
@@ -209,11 +204,11 @@ class Agent(nn.Module):
         *,
         precision: Precision = "fp32",
     ) -> Float[Tensor, "S L"]:
-        """V alone, without the policy's network where it has one of its own."""
+        """Evaluate the values alone, `[S, L]`, see `forward`."""
         if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state, precision=precision).value
         inputs, memory = self.reader(obs.flatten(0, 1)), self.value_memory
-        features, _ = self._follow(inputs, first, state, precision, self.value_encoder, memory)
+        features, _ = self._encode(inputs, first, state, precision, self.value_encoder, memory)
         return self._value(self.value_head, features)
 
     def policy(
@@ -225,34 +220,30 @@ class Agent(nn.Module):
         *,
         precision: Precision = "fp32",
     ) -> tuple[Policy, Float[Tensor, "S H"]]:
-        """The policy alone, without the value's network, and the memory's next state.
+        """Evaluate the policy alone, `[S, L]`, and the next memory state `[S, H]`, see `forward`.
 
-        A value network's part of the state stays as it is.
+        The state of a separate value network is unchanged.
         """
         inputs = self.reader(obs.flatten(0, 1))
-        features, own = self._follow(inputs, first, state, precision, self.encoder, self.memory)
-        state = torch.cat([own, state[:, self.memory.state_size :]], dim=-1)
+        features, updated = self._encode(inputs, first, state, precision, self.encoder, self.memory)
+        state = torch.cat([updated, state[:, self.memory.state_size :]], dim=-1)
         return self.policy_head(features, action_mask), state
 
     @torch.no_grad()
     def update_value_statistics(self, target: Float[Tensor, "..."]) -> bool:
-        """Take value targets into the statistics; returns whether values now mean something else.
+        """Update the value statistics with targets `[…]`; return whether values have changed.
 
-        From the second call on this is Pop-Art (van Hasselt et al. 2016, "Learning values across
-        many orders of magnitude", equation 9). A head says `o`, which means `σ o + μ`. When the
-        statistics move from (μ, σ) to (μ', σ'), the head's last layer is rescaled to `w' = σ w /
-        σ'` and `b' = (σ b + μ − μ') / σ'`. So every value stays what it was, up to rounding.
-        Without that each move shifts all values, the next targets bootstrap from the shifted ones,
-        these move the statistics further, and values run away.
+        From the second call on, the heads are rescaled so that values are unchanged up to rounding
+        (Pop-Art: van Hasselt et al. 2016, "Learning values across many orders of magnitude",
+        equation 9). An output `o` means `σ o + μ`; when (μ, σ) become (μ', σ'), the head becomes
+        `w' = σ w / σ'` and `b' = (σ b + μ − μ') / σ'`. Otherwise targets would bootstrap from
+        shifted values and shift the statistics further.
 
-        The first call leaves the heads as they are, because they have learned nothing that could be
-        kept. Their output now means the first targets' mean and deviation. Were the values of 0
-        kept, then a head would begin `μ / σ` deviations away from all targets, which is 10⁴ and
-        more where these hardly vary. This call alone returns true.
+        The first call rescales nothing, and returns true: an untrained head starts at the targets'
+        mean and deviation. With unchanged values near 0 it would start `μ / σ` deviations off.
 
-        Adam's moments stay as they are. They are averages of past gradients, which are in the old
-        units by a factor σ/σ' (its square below the heads). Adam forgets them within 1 / (1 − β₂)
-        steps, and σ'/σ is near 1 soon: the k-th of k equal batches moves it by about 1/k.
+        Adam's moments are not rescaled; they are forgotten within 1 / (1 − β₂) steps, and σ'/σ is
+        soon near 1.
         """
         if (normalizer := self.value_normalizer) is None:
             return False
@@ -264,19 +255,16 @@ class Agent(nn.Module):
         mean, std = normalizer.mean.double(), normalizer.std.double()
         for head in (self.value_head, self.aux_value_head):
             if head is not None:
-                # In place: compiled steps and optimizers hold these tensors.
+                # In place, because compiled steps and optimizers refer to these tensors.
                 head.weight.copy_(head.weight.double() * (old_std / std))
                 head.bias.copy_((head.bias.double() * old_std + old_mean - mean) / std)
         return False
 
-    def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values, targets or their differences in the units of the value heads.
-
-        They are divided by the targets' deviation, if values are normalized.
-        """
+    def to_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Divide values or targets `[…]` by the targets' deviation, if values are normalized."""
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
-    def _follow(
+    def _encode(
         self,
         inputs: Any,
         first: Bool[Tensor, "S L"],
@@ -285,14 +273,14 @@ class Agent(nn.Module):
         encoder: nn.Module,
         memory: Memory,
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S K"]]:
-        """What a network's encoder and memory make of observations, and its next state."""
+        """Return the features of one network, and its next memory state."""
         split = self.memory.state_size
-        own_state = state[:, :split] if memory is self.memory else state[:, split:]
-        with in_precision(precision, first.device):
+        memory_state = state[:, :split] if memory is self.memory else state[:, split:]
+        with autocast(precision, first.device):
             features = encoder(inputs).float()
-        return memory(features.unflatten(0, first.shape), first, own_state)
+        return memory(features.unflatten(0, first.shape), first, memory_state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
-        """What a value head says, in units of the rewards learned from."""
+        """Return the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)

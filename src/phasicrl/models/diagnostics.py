@@ -1,4 +1,4 @@
-"""Measures of a network's state, for the metrics. Kind: pure."""
+"""Diagnostics of networks, for the metrics. Kind: pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from phasicrl.config import Precision
 from phasicrl.distributed import World
 from phasicrl.models.agent import Agent
-from phasicrl.models.encoders import in_precision
+from phasicrl.models.encoders import autocast
 
 
 @torch.no_grad()
@@ -20,24 +20,32 @@ def network_diagnostics(
 
     Args:
         agent: networks to measure.
-        obs: observations of this process.
+        obs: stored observations of this process, `[N, …]`.
         precision: precision of the encoder.
         world: processes whose observations are measured together.
     """
-    with in_precision(precision, obs.device):
+    with autocast(precision, obs.device):
         features = agent.encoder(agent.reader(obs)).float().abs().mean(0)
     dormant = dormant_fraction(world.all_gather_cat(features[None]).mean(0))
     record = {"network/dormant_fraction": float(dormant)}
     if agent.reader.normalizer is not None:
         clipped = {"observations/clipped_fraction": agent.reader.clipped_fraction(obs)}
-        record |= world.mean_of(clipped)
+        record |= world.average_record(clipped)
     return record
 
 
-def dormant_fraction(mean_size: Float[Tensor, " D"], *, below: float = 0.025) -> Float[Tensor, ""]:
-    """Return the share of units whose mean activation is at most `below` times the mean unit's.
+def dormant_fraction(
+    activation: Float[Tensor, " D"], *, threshold: float = 0.025
+) -> Float[Tensor, ""]:
+    """Return the share of units whose activation is at most `threshold` times the average, 0-d.
 
-    As Sokar et al. 2023, "The dormant neuron phenomenon in deep reinforcement learning",
-    definition 3.1, with their τ = 0.025; all are dormant where every unit is 0.
+    All units are dormant if every activation is 0.
+
+    Source: Sokar et al. 2023, "The dormant neuron phenomenon in deep reinforcement learning",
+    definition 3.1, with τ = 0.025.
+
+    Args:
+        activation: mean absolute activation of each unit, `[D]`.
+        threshold: τ.
     """
-    return (mean_size <= below * mean_size.mean()).float().mean()
+    return (activation <= threshold * activation.mean()).float().mean()

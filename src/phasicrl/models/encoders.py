@@ -1,8 +1,7 @@
-"""Encoders: observations `[N, …]` in their own dtype to features `[N, D]`. Kind: state (modules).
+"""Encoders: stored observations `[N, …]` to features `[N, D]`. Kind: state (modules).
 
-Images arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the
-encoder: `permute` makes them channels_last without a copy, the layout in which the convolutions are
-fastest.
+Images are stored as the environment returns them, `[N, H, W, C]` uint8. Inside the encoder,
+`permute` makes them channels_last without a copy, the fastest layout for convolutions.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, at_path, choices, is_image, leaves
+from phasicrl.spaces import ObservationLayout, choices, get_part, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
-def in_precision(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Meanwhile encoders run in this precision."""
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which encoders run in this precision."""
     if precision == "fp32":
         return nullcontext()
-    # Nothing is kept between calls: a recorded step would go on with old weights.
+    # Without cache, because a CUDA graph would keep using old weights.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 class ResidualBlock(nn.Module):
-    """`x + conv(relu(conv(relu(x))))`, 3×3 convolutions (Espeholt et al. 2018, figure 3)."""
+    """Residual block `x + conv(relu(conv(relu(x))))` of 3×3 convolutions (Espeholt et al. 2018)."""
 
     def __init__(self, channels: int, init: Initializer, normalized: float) -> None:
         super().__init__()
@@ -43,18 +42,18 @@ class ResidualBlock(nn.Module):
         self.conv1 = init.hidden(_conv(channels, channels), normalized)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
-        """Add the two convolutions' output to `x`."""
+        """Apply the block."""
         return x + self.conv1(functional.relu(self.conv0(functional.relu(x))))
 
 
 class ImpalaCNN(nn.Module):
-    """The IMPALA network of Procgen's baselines (OPPG impala_cnn.py).
+    """IMPALA network (Espeholt et al. 2018, figure 3; OPPG impala_cnn.py).
 
-    Stacks of convolution, max-pool and residual blocks, then dense layers.
-    For 64×64×3 images, channels (16, 32, 32), two blocks and 256 features: 622,144 parameters.
+    Stacks of a convolution, a max-pool and residual blocks are followed by dense layers. With
+    64×64×3 images, channels (16, 32, 32), two blocks and 256 features it has 622,144 parameters.
 
     Raises:
-        ValueError: the image is too small for so many stacks.
+        ValueError: the image is too small for the number of stacks.
     """
 
     def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
@@ -67,11 +66,11 @@ class ImpalaCNN(nn.Module):
         stacks = []
         for channels in config.channels:
             if min(height, width) < 2:
-                many = f"model.channels {config.channels} halves the {shape} image too often"
-                raise ValueError(f"{many}; give fewer stacks")
+                given = f"model.channels is {config.channels}, and images are {shape}"
+                raise ValueError(f"{given}; expected fewer stacks, each of which halves the image")
             first = init.hidden(_conv(in_channels, channels), 1.0)
-            # Maxima of 3×3 windows, two apart: H×W becomes ⌈H/2⌉×⌈W/2⌉. `symmetric` pads both
-            # sides; TensorFlow's `same` pads an even size at its end only.
+            # 3×3 windows with stride 2: H×W becomes ⌈H/2⌉×⌈W/2⌉. `symmetric` pads both sides;
+            # TensorFlow's `same` pads an even size at its end only.
             is_same = config.pooling == "same"
             pool = nn.MaxPool2d(3, 2, (height % 2, width % 2) if is_same else 1, ceil_mode=is_same)
             blocks = [ResidualBlock(channels, init, residual) for _ in range(config.blocks)]
@@ -84,12 +83,12 @@ class ImpalaCNN(nn.Module):
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode images."""
-        x = functional.relu(self.stacks(scaled_image(obs)))
+        x = functional.relu(self.stacks(scale_image(obs)))
         return self.dense(x.flatten(1))
 
 
 class NatureCNN(nn.Module):
-    """The network of Mnih et al. (2015): convolutions 32×8/4, 64×4/2, 64×3/1, then dense layers.
+    """Network of Mnih et al. 2015: convolutions 32×8/4, 64×4/2, 64×3/1, then dense layers.
 
     Raises:
         ValueError: the image is smaller than 36×36.
@@ -100,8 +99,8 @@ class NatureCNN(nn.Module):
         init = Initializer(config.init, generator)
         height, width, in_channels = image_shape(shape)
         if min(height, width) < 36:
-            small = f"the Nature network needs images of at least 36×36, these are {height}×{width}"
-            raise ValueError(f"{small}; use model.encoder impala")
+            given = f"model.encoder is nature, and images are {height}×{width}"
+            raise ValueError(f"{given}; expected at least 36×36. Use model.encoder impala")
         layers: list[nn.Module] = []
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv2d(in_channels, channels, kernel, stride)
@@ -115,7 +114,7 @@ class NatureCNN(nn.Module):
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode images."""
-        return self.dense(self.convolutions(scaled_image(obs)).flatten(1))
+        return self.dense(self.convolutions(scale_image(obs)).flatten(1))
 
 
 class MLP(nn.Module):
@@ -158,14 +157,14 @@ ENCODERS = {"impala": ImpalaCNN, "nature": NatureCNN, "mlp": MLP}
 
 
 class TreeEncoder(nn.Module):
-    """For observations of several parts, or of other things than numbers.
+    """Encoder of observations with several parts, or with discrete ones.
 
-    Each image goes through a network of its own, everything else side by side through dense layers;
-    the features of all are concatenated. Members of a finite set become one-hot vectors.
+    Each image has its network; all other parts are concatenated, discrete ones as one-hot vectors,
+    and share dense layers. The features of all are concatenated.
 
     Raises:
-        ValueError: the configured encoder is one for images and there are none, or the other way
-            round.
+        ValueError: `model.encoder` is for images and there are none, or it is `mlp` and there are
+            some.
     """
 
     def __init__(self, space: gym.Space[Any], config: ModelConfig, generator: Generator) -> None:
@@ -174,33 +173,33 @@ class TreeEncoder(nn.Module):
         self.image_paths = [path for path, _ in images]
         self.numbers = [(path, part) for path, part in leaves(space) if not is_image(part)]
         if (config.encoder == "mlp") == bool(images):
-            misfit = f"model.encoder {config.encoder} does not fit the observations {space}"
-            raise ValueError(f"{misfit}; use impala or nature if images are among them, else mlp")
+            given = f"model.encoder is {config.encoder}, and observation_space is {space}"
+            raise ValueError(f"{given}; expected impala or nature for images, mlp without any")
         kind, init = ENCODERS[config.encoder], Initializer(config.init, generator)
         cnns = [kind(tuple(part.shape or ()), config, generator) for _, part in images]
         self.images = nn.ModuleList(cnns)
-        width = sum(num_numbers(part) for _, part in self.numbers)
+        width = sum(vector_size(part) for _, part in self.numbers)
         self.dense = Dense(width, config, init, config.activation) if width else None
-        own = [*cnns, self.dense] if self.dense else cnns
-        self.num_features = sum(part.num_features for part in own)
+        networks = [*cnns, self.dense] if self.dense else cnns
+        self.num_features = sum(network.num_features for network in networks)
 
     def forward(self, obs: Any) -> Float[Tensor, "N D"]:
         """Encode a tree of observations `[N, …]`."""
         pairs = zip(self.images, self.image_paths, strict=True)
-        features = [cnn(at_path(obs, path)) for cnn, path in pairs]
+        features = [cnn(get_part(obs, path)) for cnn, path in pairs]
         if self.dense is not None:
-            numbers = [as_numbers(at_path(obs, path), part) for path, part in self.numbers]
+            numbers = [to_vector(get_part(obs, path), part) for path, part in self.numbers]
             features.append(self.dense(torch.cat(numbers, dim=-1)))
         return torch.cat(features, dim=-1)
 
 
 class ObservationReader(nn.Module):
-    """From stored observations to what encoders read.
+    """Conversion of stored observations to the inputs of encoders.
 
-    Bytes of a tree become its tensors; observed numbers are normalized if so wished.
+    Rows of bytes become trees of tensors, and numbers are normalized if `obs_norm` is on.
 
     Raises:
-        ValueError: there is nothing to normalize.
+        ValueError: `obs_norm` is on, and the observations have no numbers.
     """
 
     def __init__(self, space: gym.Space[Any], norm: ObsNormConfig) -> None:
@@ -210,48 +209,45 @@ class ObservationReader(nn.Module):
         self.parts = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm.statistics != "none":
-            size = sum(num_numbers(part) for _, part in self.parts)
+            size = sum(vector_size(part) for _, part in self.parts)
             if not size:
-                nothing = f"obs_norm normalizes observed numbers, and there are none in {space}"
-                raise ValueError(f"{nothing}; set obs_norm.statistics to none")
+                given = f"obs_norm.statistics is {norm.statistics}, observation_space is {space}"
+                raise ValueError(f"{given}; expected none for observations without vectors")
             self.normalizer = ObservationNormalizer(
                 size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip
             )
 
     def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
-        """A tensor, or for `Dict` and `Tuple` spaces a tree of tensors, `[N, …]`."""
-        return self.normalized(self.layout.unpack(stored))
+        """Return a tensor, or a tree of tensors for `Dict` and `Tuple` spaces, `[N, …]`."""
+        return self.normalize(self.layout.unpack(stored))
 
-    def normalized(self, obs: Any) -> Any:
-        """The same for observations in the structure of their space, `[N, …]`."""
+    def normalize(self, obs: Any) -> Any:
+        """Normalize observations in the structure of their space, `[N, …]`."""
         if self.normalizer is None:
             return obs
-        return self._with_numbers(obs, self.normalizer(self._numbers(obs)))
+        return self._replace_numbers(obs, self.normalizer(self._numbers(obs)))
 
     def update(self, stored: Shaped[Tensor, "B T *shape"], world: World = SINGLE_PROCESS) -> None:
-        """Take a rollout's observations, and those of other processes, into the statistics.
-
-        If there are any.
-        """
+        """Update the statistics, if any, with a rollout's observations of all processes."""
         if self.normalizer is not None:
             self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))), world)
 
     def clipped_fraction(self, stored: Shaped[Tensor, "N *shape"]) -> float:
-        """Share of the observed numbers that are clipped; 0 before there are statistics."""
+        """Return the share of observed numbers that are clipped; 0 before any statistics."""
         norm = self.normalizer
         assert norm is not None, "no observations are normalized"
         numbers = norm(self._numbers(self.layout.unpack(stored)))
         return float(((numbers <= norm.low) | (numbers >= norm.high)).float().mean())
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
-        """The numbers that are normalized, side by side."""
-        return torch.cat([_as_rows(at_path(obs, path)).float() for path, _ in self.parts], dim=-1)
+        """Concatenate the numbers that are normalized."""
+        return torch.cat([_as_rows(get_part(obs, path)).float() for path, _ in self.parts], dim=-1)
 
-    def _with_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
-        """The tree with these numbers in place of its own."""
-        widths = [num_numbers(part) for _, part in self.parts]
+    def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
+        """Return the tree with its normalized numbers replaced by these."""
+        widths = [vector_size(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
-        values = {leaf.path: at_path(obs, leaf.path) for leaf in self.layout.leaves}
+        values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
         values |= {
             path: x.unflatten(-1, part.shape) if part.shape else x.squeeze(-1)
             for (path, part), x in pairs
@@ -259,8 +255,8 @@ class ObservationReader(nn.Module):
         return self.layout.assemble(values)
 
 
-def encoder_for(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
-    """Make the encoder that `config` names, for a space of observations."""
+def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
+    """Make the encoder that `config.encoder` names, for an observation space."""
     if isinstance(space, gym.spaces.Box):
         rank, is_mlp = len(space.shape), config.encoder == "mlp"
         if rank < 3 if is_mlp else rank == 3:
@@ -268,15 +264,15 @@ def encoder_for(space: gym.Space[Any], config: ModelConfig, generator: Generator
     return TreeEncoder(space, config, generator)
 
 
-def num_numbers(space: gym.Space[Any]) -> int:
-    """Width of `as_numbers`."""
+def vector_size(space: gym.Space[Any]) -> int:
+    """Return the width V of a part of an observation as a vector, see `to_vector`."""
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return sum(choices(space))
     return math.prod(space.shape or ())
 
 
-def as_numbers(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
-    """A part of an observation as a vector; members of finite sets one-hot."""
+def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
+    """Convert a part of an observation to a vector, one-hot for discrete components."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return _as_rows(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
@@ -285,35 +281,34 @@ def as_numbers(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[
 
 
 def _as_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
-    """Each observation's numbers side by side; a single number is one as well."""
+    """Flatten each observation to a row; scalars become rows of one number."""
     return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return height, width and channels of `[H, W, C]` images.
+    """Return height, width and channels of images `[H, W, C]` or `[C, H, W]`.
 
-    `[C, H, W]` is recognized by its channels, which are fewer than both other axes.
+    Channels are first if they are fewer than both other axes.
     """
     a, b, c = shape
     return (b, c, a) if a < min(b, c) else (a, b, c)
 
 
-def scaled_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
-    """Bytes of either layout to floats in [0, 1], channels_last in memory."""
+def scale_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
+    """Convert images of either layout to floats in [0, 1], channels_last in memory."""
     x = obs if obs.shape[1] < min(obs.shape[2:]) else obs.permute(0, 3, 1, 2)
-    # A `permute` view of NHWC bytes is channels_last already: this is one pass from bytes to
-    # floats.
+    # A `permute` view of NHWC bytes is channels_last already, so that one pass converts it.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
 
 
 def _to_channels_last(module: nn.Module) -> None:
-    """Lay convolution weights out as the images are, so that no call has to."""
+    """Convert convolution weights to channels_last, the layout of the images."""
     for parameter in module.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _conv(num_inputs: int, num_outputs: int) -> nn.Conv2d:
-    """A 3×3 convolution that keeps the size."""
+    """Make a 3×3 convolution that preserves height and width."""
     return nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)

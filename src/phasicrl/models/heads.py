@@ -1,4 +1,4 @@
-"""Action heads: from features to distributions over actions. Kind: state (modules)."""
+"""Policy head: features to distributions over actions. Kind: state (modules)."""
 
 from __future__ import annotations
 
@@ -20,44 +20,49 @@ from phasicrl.spaces import choices, leaves
 
 
 class PolicyHead(nn.Module):
-    """A linear layer to the distribution over the actions of a space.
+    """Linear layer from features to the distribution over the actions of a space.
 
-    An action is a vector of K components: the scalars of `leaves(space)`, in order. Only that of a
-    plain `Discrete` space is a scalar. For continuous components it is what was drawn, before any
-    squashing: log-probabilities of stored actions are exact, however near to the bounds.
-    `env_action` makes of it what the environment gets.
+    An action is a vector of K components, the numbers of `leaves(space)` in order; a scalar for a
+    plain `Discrete` space. Continuous components are stored as drawn, before any squash, so that
+    their log-probabilities are exact even near the bounds. `env_action` converts them.
 
-    The layer's outputs are the logits, components of equal width together so that these are one
-    tensor however many there are; the means of the continuous components; and, where `action.std`
-    depends on features, as many numbers that deviations are made of. `dist_params` are in the same
-    order: log-probabilities, means, deviations.
+    The layer's outputs are the logits, with components of equal width next to each other; the means
+    of the continuous components; and, if `action.std` depends on features, a number for each
+    standard deviation. `dist_params` have the same order: log-probabilities, means, standard
+    deviations.
 
-    Deviations by `action.std`, in units of the draw:
-    - `parameter`: exp(log_std), trained, from `std_value` on (CleanRL, SB3).
+    Standard deviations by `action.std`, before a squash:
+    - `parameter`: exp(log_std), trained, initially `std_value` (CleanRL, SB3).
     - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346),
-      about `std_value` at first.
-    - `softplus_tanh`: the same of tanh(x): from 0.45 to 1.89 times `std_value`, so that it cannot
-      explode (source 004, "final tanh activation", with `mean` tanh).
-    - `exp`: exp(x) · `std_value` + `min_std`, likewise.
+      initially about `std_value`.
+    - `softplus_tanh`: as `softplus`, of tanh(x): within 0.45 and 1.89 times `std_value` (source
+      004, "final tanh activation", with `mean` tanh).
+    - `exp`: exp(x) · `std_value` + `min_std`.
     - `fixed`: `std_value`.
-    - `range`: `std_value` · (high − low) of the interval that the policy acts in: with `rescale` or
-      `tanh` that is [−1, 1], of length 2.
+    - `range`: `std_value` · (high − low) of the policy's interval, which is [−1, 1] with `rescale`
+      or `tanh`.
 
     Attributes:
-        widths: options of each component of an action; 0 where it is continuous.
+        widths: number of choices of each component of an action; 0 for a continuous one.
         action_shape: `()` for a plain `Discrete` space, else `(K,)`.
-        action_dtype: int64, or float32 if a component is continuous (the others are then integers
-            stored as floats).
-        mask_size: options of all discrete components, the width of an action mask.
-        num_dist_params: P.
-        order: places `[K]` of the components in an action: by width, continuous ones last.
-        option_order: places `[M]` of the logits in a mask.
-        mask_order: places `[M]` of a mask's options among the logits.
+        action_dtype: int64, or float32 if a component is continuous.
+        mask_size: number of choices of all discrete components, the width of an action mask.
+        num_dist_params: number of parameters P of the distribution.
+        order: columns `[K]` of an action sorted by width, continuous ones last.
+        option_order: columns `[M]` of a mask in the order of the logits.
+        mask_order: columns `[M]` of the logits in the order of a mask.
         bounds: lowest and highest values `[2, n]` of the continuous components.
-        fixed_std: deviations `[n]` that are not trained.
+        fixed_std: standard deviations `[n]` that are not trained.
+
+    Args:
+        space: action space of one environment.
+        num_features: width of the features.
+        model: options of the networks, for the initial weights.
+        action: options of continuous actions.
+        generator: random generator of the initial weights.
 
     Raises:
-        ValueError: a space has no finite bounds where they are needed.
+        ValueError: a space lacks finite bounds where they are required.
     """
 
     def __init__(
@@ -73,14 +78,14 @@ class PolicyHead(nn.Module):
         boxes = [part for part in parts if isinstance(part, gym.spaces.Box)]
         for box in boxes:
             _check_bounds(box, action)
-        self.action, self.stretches = action, action.rescale or action.squash == "tanh"
-        of_parts = [choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
-        self.widths = widths = list(chain(*of_parts))
+        self.action, self.rescales = action, action.rescale or action.squash == "tanh"
+        part_widths = [choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
+        self.widths = widths = list(chain(*part_widths))
         kinds = sorted(set(widths), key=lambda width: (width == 0, width))
-        order = [place for kind in kinds for place, width in enumerate(widths) if width == kind]
+        order = [column for kind in kinds for column, width in enumerate(widths) if width == kind]
         options = torch.arange(sum(widths)).split(widths)
-        # A part of the joint policy for every width, the continuous ones last; a group is a number
-        # of components of one width.
+        # The joint policy has a part for each width, continuous components last; a group is the
+        # number of components of a width, and the width.
         self.part_sizes = [widths.count(kind) for kind in kinds]
         self.groups = [(widths.count(width), width) for width in kinds if width]
         self.num_continuous = n = widths.count(0)
@@ -91,10 +96,10 @@ class PolicyHead(nn.Module):
             self.action_shape = ()
         self.action_dtype = torch.float32 if n else torch.int64
         low, high = bounds = _bounds(boxes)
-        unit = (2 if self.stretches else high - low) if action.std == "range" else 1
-        # These follow from space and configuration: they move along, and are not saved.
+        unit = (2 if self.rescales else high - low) if action.std == "range" else 1
+        # These follow from space and options, and are not saved.
         self.order = nn.Buffer(torch.tensor(order), persistent=False)
-        option_order = torch.cat([options[place] for place in order])
+        option_order = torch.cat([options[column] for column in order])
         self.option_order = nn.Buffer(option_order, persistent=False)
         self.mask_order = nn.Buffer(option_order.argsort(), persistent=False)
         self.bounds = nn.Buffer(bounds, persistent=False)
@@ -106,21 +111,18 @@ class PolicyHead(nn.Module):
         from_features = action.std in ("softplus", "softplus_tanh", "exp")
         num_outputs = self.mask_size + n * (1 + from_features)
         linear = nn.Linear(num_features, num_outputs)
-        self.linear = Initializer(model.heads, generator)(linear, model.policy_head_scale)
+        self.linear = Initializer(model.head_scheme, generator)(linear, model.policy_head_scale)
 
     def forward(
         self,
         features: Float[Tensor, "*shape D"],
         action_mask: Bool[Tensor, "*shape M"] | None = None,
     ) -> Policy:
-        """Make the policy of each step.
-
-        What the mask does not allow gets probability 0 and no gradient.
-        """
+        """Return the policy of each step; masked choices have probability 0 and no gradient."""
         outputs = self.linear(features)
         logits = outputs[..., : self.mask_size]
         if action_mask is not None:
-            # A large finite number, not −∞: 0 × −∞ would be NaN in the entropy and the divergence.
+            # A finite number, because 0 × −∞ would be NaN in the entropy and the KL divergence.
             allowed = action_mask.index_select(-1, self.option_order)
             logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min / 4)
         log_probs = [group.log_softmax(-1).flatten(-2) for group in self._by_width(logits)]
@@ -128,7 +130,7 @@ class PolicyHead(nn.Module):
         return self.distribution(torch.cat([*log_probs, *mean_and_std], -1))
 
     def distribution(self, dist_params: Float[Tensor, "*shape P"]) -> Policy:
-        """Make the policy again from its `dist_params`."""
+        """Restore a policy from its `dist_params`."""
         if not self.action_shape:
             return Categorical(dist_params)
         n = self.num_continuous
@@ -137,45 +139,46 @@ class PolicyHead(nn.Module):
         parts = [*map(Categorical, self._by_width(log_probs)), *([normal(mean, std)] if n else [])]
         return JointPolicy(dist_params, parts, self.order.split(self.part_sizes))
 
-    def describe(
+    def split_dist_params(
         self, dist_params: Float[Tensor, "*shape P"]
     ) -> tuple[Float[Tensor, "*shape M"], Float[Tensor, "*shape n"], Float[Tensor, "*shape n"]]:
-        """Return log-probabilities in the order of a mask, means and standard deviations."""
+        """Split parameters into log-probabilities in mask order, means and standard deviations."""
         n = self.num_continuous
         log_probs, mean, std = dist_params.split([self.mask_size, n, n], -1)
         return log_probs.index_select(-1, self.mask_order), mean, std
 
     def env_action(self, action: Num[Tensor, "*shape K"]) -> Num[Tensor, "*shape K"]:
-        """What the environment gets for stored actions.
+        """Convert stored actions to environment actions, `[…, K]`.
 
-        Discrete components stay as they are, continuous ones are squashed and stretched:
-        - `none`: the draw. `clip`: the draw, clipped to [low, high]; its log-probability and
-          entropy stay those of the draw, as in CleanRL and SB3. `tanh`: the draw's tanh, stretched;
-          log-probability and entropy are the tanh's, in [−1, 1].
-        - With `rescale` the draw (clipped to [−1, 1] by `clip`) is stretched linearly: −1 to low, 1
-          to high.
+        Continuous components are converted by `action.squash`:
+        - `none`: unchanged.
+        - `clip`: clipped to [low, high]; log-probability and entropy are those of the unclipped
+          action, as in CleanRL and SB3.
+        - `tanh`: tanh, rescaled; log-probability and entropy are those of the tanh in [−1, 1].
+
+        `action.rescale` maps [−1, 1] linearly to [low, high]; `clip` then clips to [−1, 1].
         """
         if not self.num_continuous:
             return action
-        places, (low, high) = self.order[-self.num_continuous :], self.bounds
-        value = action.index_select(-1, places)
+        columns, (low, high) = self.order[-self.num_continuous :], self.bounds
+        value = action.index_select(-1, columns)
         if self.action.squash == "tanh":
             value = value.tanh()
         elif self.action.squash == "clip":
-            value = value.clamp(-1, 1) if self.stretches else value.clamp(low, high)
-        if self.stretches:
-            # Exact at both ends: rounding does not lead outside.
+            value = value.clamp(-1, 1) if self.rescales else value.clamp(low, high)
+        if self.rescales:
+            # `lerp` is exact at both ends, so that rounding never exceeds the bounds.
             value = torch.lerp(low, high, (value + 1) / 2)
-        return action.index_copy(-1, places, value)
+        return action.index_copy(-1, columns, value)
 
     def _by_width(self, options: Float[Tensor, "*shape M"]) -> list[Float[Tensor, "*shape k A"]]:
-        """Logits or log-probabilities of discrete components, those of equal width in a tensor."""
+        """Split logits or log-probabilities into tensors of components of equal width."""
         pieces = options.split([number * width for number, width in self.groups], -1)
         pairs = zip(pieces, self.groups, strict=True)
         return [piece.unflatten(-1, group) for piece, group in pairs]
 
     def _mean_and_std(self, outputs: Float[Tensor, "*shape m"]) -> list[Float[Tensor, "*shape n"]]:
-        """The normal distributions' parameters, from the layer's outputs for them."""
+        """Compute means and standard deviations from the layer's outputs for them."""
         config, n = self.action, self.num_continuous
         mean = outputs[..., :n].tanh() if config.mean == "tanh" else outputs[..., :n]
         if config.std in ("softplus", "softplus_tanh"):
@@ -190,7 +193,11 @@ class PolicyHead(nn.Module):
 
 
 def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
-    """Refuse bounds that the configuration cannot work with."""
+    """Check that a space has the bounds that the options require.
+
+    Raises:
+        ValueError: the bounds are not finite, or empty.
+    """
     needs = {
         "action.std range": action.std == "range",
         f"action.squash {action.squash}": action.squash != "none",
@@ -198,17 +205,17 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
     }
     needed_by = [name for name, needed in needs.items() if needed]
     low, high = _bounds([box])
-    # Of a range of 0, `range` would make a deviation of 0.
+    # With `range`, an interval of length 0 would have a standard deviation of 0.
     usable = (high - low).isfinite() & ((high > low) | (action.std != "range"))
     if needed_by and not usable.all():
         raise ValueError(
-            f"actions of the kind {box} have no bounds that are finite and apart, "
-            f"which {' and '.join(needed_by)} cannot do without; take action.std parameter, "
-            "action.squash none and no action.rescale, or give the action space such bounds"
+            f"action_space is {box}; expected finite bounds low < high for "
+            f"{' and '.join(needed_by)}. Give it such bounds, or use action.std parameter, "
+            "action.squash none and no action.rescale"
         )
 
 
 def _bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
-    """The lowest and highest values of all components of the spaces."""
+    """Return the lowest and highest values of all components of some spaces."""
     pairs = (torch.from_numpy(np.stack([box.low, box.high])) for box in boxes)
     return torch.cat([torch.empty(2, 0), *(pair.float().reshape(2, -1) for pair in pairs)], -1)

@@ -1,4 +1,4 @@
-"""Initial weights. Kind: state (fills modules in place from an explicit generator)."""
+"""Initial weights. Kind: state (fills modules in place, from an explicit generator)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """Fills weights by `scheme` and sets biases to zero (`torch` keeps PyTorch's random ones).
+    """Initialization scheme of weights; biases are zero, except with `torch`.
 
-    - `normalized`: PyTorch's default draw, then each output unit's weight vector is divided by its
-      L2 norm and multiplied by `scale` (OPPG torch_util.py:327-351): axis 1 for dense layers, axes
-      1 to 3 for convolutions.
-    - `orthogonal`: orthogonal matrix times `scale` (Baselines, CleanRL).
-    - `glorot`: uniform within ± √(6 / (fan_in + fan_out)); no scale, as in Baselines'
+    - `normalized`: PyTorch's default, then the weight vector of each output unit is scaled to the
+      L2 norm `scale` (OPPG torch_util.py:327-351): over axis 1 of dense layers, axes 1 to 3 of
       convolutions.
-    - `torch`: PyTorch's default draw of weights and bias; no scale.
+    - `orthogonal`: orthogonal matrix times `scale` (Baselines, CleanRL).
+    - `glorot`: uniform within ± √(6 / (fan_in + fan_out)), without scale (Baselines'
+      convolutions).
+    - `torch`: PyTorch's default weights and biases, without scale.
     """
 
     scheme: Initialization
     generator: Generator
 
     def __call__(self, layer: Layer, scale: float) -> Layer:
-        """Fill a layer, and return it."""
+        """Fill a layer in place and return it."""
         bound = 1 / math.sqrt(layer.weight[0].numel())
         with torch.no_grad():
             layer.weight.uniform_(-bound, bound, generator=self.generator)
@@ -49,5 +49,5 @@ class Initializer:
         return layer
 
     def hidden(self, layer: Layer, normalized: float) -> Layer:
-        """Fill a hidden layer: with scale `normalized` in that scheme, √2 in `orthogonal`."""
+        """Fill a hidden layer, with scale `normalized` in that scheme and √2 in `orthogonal`."""
         return self(layer, normalized if self.scheme == "normalized" else math.sqrt(2))

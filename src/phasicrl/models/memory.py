@@ -1,9 +1,7 @@
 """Memory between encoder and heads. Kind: state (modules).
 
-Features and a state go in, features and a state come out.
-
-A memory's state is an argument and a result, never remembered inside the module. Networks without
-memory have a state of width zero, so that the loop has one shape for both (OPPG impala_cnn.py:185).
+A memory maps features and a state to features and the next state. Networks without memory have a
+state of width zero, so that the training loop is the same for both (OPPG impala_cnn.py:185).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from phasicrl.config import ModelConfig
 
 
 class NoMemory(nn.Module):
-    """Passes features on: each time step stands for itself."""
+    """Identity: features of each step are independent of other steps."""
 
     state_size = 0
 
@@ -31,7 +29,7 @@ class NoMemory(nn.Module):
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
-        """Return both unchanged."""
+        """Return features and state unchanged."""
         return features, state
 
 
@@ -39,11 +37,12 @@ class RecurrentMemory(nn.Module):
     """One LSTM or GRU layer (Hochreiter & Schmidhuber 1997; Cho et al. 2014).
 
     Args:
-        num_inputs: width of the features that come in.
-        config: its `memory` says which; `memory_size` is the width of the features that go out, and
-            of the state (twice that for an LSTM: output and cell); `init` other than `torch` takes
-            orthogonal weights and no biases (CleanRL ppo_atari_lstm.py:132-136).
-        generator: source of the weights.
+        num_inputs: width of the input features.
+        config: options of the networks. `memory` is the kind of layer; `memory_size` the width of
+            the output features and of the state (twice that for an LSTM: output and cell). `init`
+            other than `torch` means orthogonal weights and zero biases (CleanRL
+            ppo_atari_lstm.py:132-136).
+        generator: random generator of the weights.
     """
 
     def __init__(self, num_inputs: int, config: ModelConfig, generator: Generator) -> None:
@@ -67,42 +66,41 @@ class RecurrentMemory(nn.Module):
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S L F"], Float[Tensor, "S H"]]:
-        """Run over L steps of S sequences, starting from nothing at every step that is `first`.
+        """Run over L steps of S sequences, with a zero state before every step that is `first`.
 
-        Episodes that begin inside are cut out and run beside each other, longest first, as
-        PyTorch's packed sequences want them: one call, no padding, and as many steps as the longest
-        piece has, not as L.
+        Sequences are split where episodes begin, and the pieces run in parallel as one packed
+        sequence of PyTorch, longest first: one call without padding, whose number of steps is that
+        of the longest piece.
         """
         if torch.compiler.is_exporting():
             return self._step(features, first, state)
         num_sequences, num_steps = first.shape
         begins = first.clone()
         begins[:, 0] = True
-        # [S·L]: number of the piece that each step belongs to
+        # [S·L], index of the piece of each step
         piece = begins.flatten().cumsum(0) - 1
         length = piece.bincount()
         longest_first = length.argsort(descending=True, stable=True)
         rank = torch.empty_like(longest_first)
         rank[longest_first] = torch.arange(len(length), device=rank.device)
-        # [S·L]: number of each step inside of its piece
+        # [S·L], index of each step in its piece
         step = torch.arange(len(piece), device=piece.device) - (length.cumsum(0) - length)[piece]
         order = (step * len(length) + rank[piece]).argsort()
         all_steps = torch.arange(int(length.max()), device=length.device)
         batch_sizes = (length.unsqueeze(0) > all_steps.unsqueeze(1)).sum(1)
 
-        # Only a sequence's own first piece goes on from its state, and only if it does not begin an
-        # episode.
+        # Only the first piece of a sequence starts from its state, unless it begins an episode.
         start = state.new_zeros(len(length), self.state_size)
-        own = piece.view(num_sequences, num_steps)
-        start[rank[own[:, 0]]] = torch.where(first[:, :1], 0.0, state)
+        pieces = piece.view(num_sequences, num_steps)
+        start[rank[pieces[:, 0]]] = torch.where(first[:, :1], 0.0, state)
         packed = PackedSequence(features.flatten(0, 1)[order], batch_sizes.cpu())
-        # An LSTM's output and cell lie side by side in its state.
+        # An LSTM's state is its output followed by its cell.
         states = start.unsqueeze(0).split(self.num_features, dim=-1)
         parts = tuple(part.contiguous() for part in states)
         output, end = self.layer(packed, parts if self.is_lstm else parts[0])
         end = (torch.cat(end, dim=-1) if self.is_lstm else end).squeeze(0)
         result = torch.empty_like(output.data).index_copy(0, order, output.data)
-        return result.view(num_sequences, num_steps, -1), end[rank[own[:, -1]]]
+        return result.view(num_sequences, num_steps, -1), end[rank[pieces[:, -1]]]
 
     def _step(
         self,
@@ -110,7 +108,7 @@ class RecurrentMemory(nn.Module):
         first: Bool[Tensor, "S 1"],
         state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S 1 F"], Float[Tensor, "S H"]]:
-        """One step of S sequences, in operations that a graph for other tools can hold."""
+        """Run one step of S sequences, in operations that can be exported to ONNX."""
         before = torch.where(first, 0.0, state).split(self.num_features, dim=-1)
         (weights,) = self.layer.all_weights
         if self.is_lstm:
@@ -124,7 +122,7 @@ Memory = NoMemory | RecurrentMemory
 
 
 def make_memory(num_inputs: int, config: ModelConfig, generator: Generator) -> Memory:
-    """The configured memory for features of a width."""
+    """Make the memory that `config.memory` names, for features of width `num_inputs`."""
     if config.memory == "none":
         return NoMemory(num_inputs)
     return RecurrentMemory(num_inputs, config, generator)

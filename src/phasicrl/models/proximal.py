@@ -1,9 +1,9 @@
-"""The policy that updates are kept near to: an average of the weights so far. Kind: state.
+"""Proximal policy of PPO-EWMA: an average of the policy's weights. Kind: state.
 
-PPO's "old" policy has two purposes: it drew the actions, and updates are kept near to it. Only the
-first one needs the policy that drew them. With an average in the second place, how fast the policy
-moves depends on the number of samples, not on how often new ones are collected (Hilton, Cobbe and
-Schulman 2021, "Batch size-invariance for policy optimization", arXiv 2110.00641).
+PPO's old policy has two roles: it drew the actions, and updates are clipped around it. With an
+average of the weights in the second role, the speed of the policy's change depends on the number of
+samples and not on the batch size (Hilton, Cobbe and Schulman 2021, "Batch size-invariance for
+policy optimization", arXiv 2110.00641).
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from phasicrl.models.agent import Agent
 
 
 class ProximalPolicy:
-    """The exponentially weighted average of an agent's policy (openai/ppo-ewma, ppg.py:169-190).
+    """Exponentially weighted average of an agent's policy (openai/ppo-ewma, ppg.py:169-190).
 
-    After n steps the weights of `k` steps ago count `decay^k`, those at the beginning as much as
-    those after one step.
+    The weights of k steps ago count `decay^k`, the initial ones as much as those after one step.
 
     Args:
-        agent: whose weights are averaged; it lends its statistics of observations.
-        decay: 0 is the agent itself after each step, near 1 a long average.
+        agent: agent whose weights are averaged, and whose observation statistics are shared.
+        decay: decay of the average; 0 equals the agent after each step.
 
     Attributes:
-        agent: has the averaged weights.
+        agent: agent with the averaged weights.
     """
 
     def __init__(self, agent: Agent, decay: float) -> None:
@@ -37,23 +36,23 @@ class ProximalPolicy:
         self._decay, self._total = decay, 1.0
 
     @torch.no_grad()
-    def follow(self, agent: Agent) -> None:
-        """Take the weights after a step of the policy into the average."""
+    def update(self, agent: Agent) -> None:
+        """Update the average with the weights after a step of the policy."""
         self._total = 1 + self._decay * self._total
-        # The policy's network is the first; a value network of its own is not asked.
-        average, weights = (list[Tensor](each.networks()[0]) for each in (self.agent, agent))
+        # The policy's network is the first; a separate value network is not averaged.
+        average, weights = (list[Tensor](each.param_groups()[0]) for each in (self.agent, agent))
         torch._foreach_lerp_(average, weights, 1 / self._total)
 
     def reset(self, agent: Agent) -> None:
-        """Begin the average anew: an auxiliary phase is no step of the policy."""
+        """Restart the average at the agent's weights, as after an auxiliary phase."""
         self._total = 0.0
-        self.follow(agent)
+        self.update(agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
+        """Return everything that a checkpoint must hold."""
         return {"agent": self.agent.state_dict(), "total": self._total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back `state_dict`."""
+        """Restore `state_dict`."""
         self.agent.load_state_dict(state["agent"])
         self._total = state["total"]

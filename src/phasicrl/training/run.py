@@ -21,7 +21,7 @@ from phasicrl.config import Config
 from phasicrl.distributed import RankError
 from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
-from phasicrl.optimize import DivergedError, MeanAccumulator, diverged
+from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_error
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
 from phasicrl.runs.console import duration
@@ -134,7 +134,7 @@ class Run:
             means: running means of the iteration or of the auxiliary phase.
         """
         if self.config.log.epochs:
-            record = self.world.mean_of(means.since_last())
+            record = self.world.average_record(means.recent_means())
             place = {"env_steps": self.env_steps, "iteration": self.iteration}
             self.log.epoch(record, **place, kind=phase, epoch=epoch + 1)
 
@@ -226,7 +226,7 @@ class Run:
         aux_epochs = state["auxiliary"] and state["auxiliary"]["epoch"]
         finite = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
         if not torch.stack(finite).all():
-            raise diverged(["the agent's weights"])
+            raise make_diverged_error(["the agent's weights"])
         self.world.check_same("their weights", lambda: {"SHA-256": digest_of_tensors(weights)})
         with self.world.sync_errors("writing the metrics"):
             self.log.flush()  # no checkpoint may be ahead of its rows
@@ -376,7 +376,7 @@ class Run:
     def _save_on_exit(self) -> None:
         """Save the last snapshot, and report how to resume the run."""
         try:
-            if self.world.size == 1 or self.world.ends_together:
+            if self.world.size == 1 or self.world.has_shared_error:
                 self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")

@@ -79,11 +79,11 @@ class PolicyGraph(nn.Module):
         else:
             num_envs = inputs[0].shape[0]
             first, state = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)
-        read = self.agent.reader.normalized(self.agent.reader.layout.assemble(parts))
-        output = self.agent.after_reading(read, first.unsqueeze(1), state, mask)
+        read = self.agent.reader.normalize(self.agent.reader.layout.assemble(parts))
+        output = self.agent.forward_inputs(read, first.unsqueeze(1), state, mask)
         action = self.agent.policy_head.env_action(output.policy.mode()[:, 0])
         head = self.agent.policy_head
-        log_probs, mean, std = head.describe(output.policy.dist_params[:, 0])
+        log_probs, mean, std = head.split_dist_params(output.policy.dist_params[:, 0])
         numbers = [log_probs] * (head.mask_size > 0) + [mean, std] * (head.num_continuous > 0)
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
