@@ -221,9 +221,9 @@ def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     options, config = parse_run(words, "train", _TrainOptions)
     from phasicrl.algorithm import train
-    from phasicrl.system.signals import exiting_preempted
+    from phasicrl.system.signals import handle_preemption
 
-    with exiting_preempted():
+    with handle_preemption():
         _print_run(train(config, resume=options.resume))
 
 
@@ -300,9 +300,9 @@ def _print_help(command: str, kind: type, base: Config) -> None:
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     from phasicrl.algorithm import resume
-    from phasicrl.system.signals import exiting_preempted
+    from phasicrl.system.signals import handle_preemption
 
-    with exiting_preempted():
+    with handle_preemption():
         _print_run(call(resume, "resume", words))
 
 

@@ -455,8 +455,8 @@ class CheckpointConfig(_Group):
     """Number of checkpoints that are kept."""
 
     @property
-    def while_training(self) -> bool:
-        """Whether there are checkpoints before the end."""
+    def is_periodic(self) -> bool:
+        """Return whether checkpoints are saved before the end of the run."""
         return self.every_minutes is not None or self.every_iterations is not None
 
 

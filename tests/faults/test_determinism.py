@@ -95,7 +95,7 @@ def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path, fault: F
         if said:
             with pytest.raises(ValueError, match="has changed since the checkpoint") as error:
                 resume(folder)
-            assert said in str(error.value) and "--accept-config-changes" in str(error.value)
+            assert said in str(error.value) and "accept_config_changes" in str(error.value)
         else:
             resume(folder, on_iteration=lambda run, _: "stop")
     file.write_text(Config.from_json(text).with_updates({"ppo.clip": 0.1}).to_json())

@@ -71,7 +71,7 @@ def _mutated_bytes(data: bytes, draw: random.Random) -> bytes:
 
 READERS: dict[str, Callable[[RunDirectory], object]] = {
     "config.json": lambda files: files.config,
-    "card.json": lambda files: (files.card, files.config_for(make_env=corridor)),
+    "card.json": lambda files: (files.card, files.load_config(make_env=corridor)),
     "metrics.jsonl": lambda files: (files.metrics(), files.last_rows(3), files.metrics("x")),
     "agent.safetensors": lambda files: files.weights(),
     "manifest.json": lambda files: load_checkpoint(files.checkpoint_folder),

@@ -41,7 +41,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("runs/checkpoint.py", "                fsync_path(folder)\n", "", SAVE),
     ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
     (
-        "runs/checkpoint.py", "digest != digest_of_file(path / file)", "False",
+        "runs/checkpoint.py", "digest != hash_file(path / file)", "False",
         "tests/runs/test_checkpoint.py -k flipped_bit",
     ),
     (

@@ -27,7 +27,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
 from phasicrl.execution.executor import EagerStep
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import checkpoints, load_part_of, num_processes
+from phasicrl.runs.checkpoint import checkpoints, load_part, num_processes
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training import agreement
 from phasicrl.training.run import Run
@@ -108,7 +108,7 @@ def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
 
 def second(folder: Path) -> Any:
     """What the second process has in the newest checkpoint."""
-    return load_part_of(only_run(folder).checkpoints[-1], rank=1)
+    return load_part(only_run(folder).checkpoints[-1], rank=1)
 
 
 def tree(part: Any) -> dict[str, Any]:
@@ -377,7 +377,7 @@ def test_others_who_do_not_come_are_waited_for_so_long(tmp_path: Path) -> None:
     first = start_ranks(tmp_path, 2, begin_or_resume, tmp_path, {"compute.rank_timeout": 2.0})
     first[1].kill()
     assert ended(first)[0] == 6
-    assert "not all 2 processes came within 2 s" in said(tmp_path)[0]
+    assert "not all 2 processes connected within 2 s" in said(tmp_path)[0]
 
 
 def train_elsewhere(folder: Path) -> None:

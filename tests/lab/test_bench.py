@@ -89,7 +89,7 @@ def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None
         "log.wandb_project": "foo", "evaluation.every_iterations": 1,
     })  # fmt: skip
     config = measure(config, seconds=0.01, make_env=corridor).config
-    assert not config.checkpoint.while_training and not config.log.epochs and not config.log.wandb
+    assert not config.checkpoint.is_periodic and not config.log.epochs and not config.log.wandb
     assert config.log.console == "off" and not config.log.tensorboard
     assert config.evaluation.every_iterations is None
 

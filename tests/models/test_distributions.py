@@ -192,8 +192,8 @@ def test_what_a_gpu_keeps_for_the_entropy_serves_training_too() -> None:
     A gradient step could not save tensors of that mode.
     """
     where = torch.device("meta"), torch.float32
-    distributions._kept.cache_clear()
+    distributions._send.cache_clear()
     with torch.inference_mode():
-        made = distributions._kept(*where)
-    assert distributions._kept(*where) is made
+        made = distributions._send(*where)
+    assert distributions._send(*where) is made
     assert not any(part.is_inference() for part in made)

@@ -28,7 +28,7 @@ from tests.helpers import assert_same, corridor, tiny, tiny_aux
 def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     files = RunDirectory(run.directory)
-    assert files.config == files.config_for(make_env=corridor) == run.config
+    assert files.config == files.load_config(make_env=corridor) == run.config
     card = files.card
     assert card["seed"] == 3 and card["env_steps"] == 128 and card["own"] == ["environment"]
     assert card["versions"]["torch"] == torch.__version__ and card["commit"] == commit()
@@ -40,19 +40,19 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
 
 def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
     config = tiny(tmp_path, name="a[b]*")
-    assert RunDirectory.of(config) == []
+    assert RunDirectory.find(config) == []
     first, second = RunDirectory.make(config), RunDirectory.make(config)
     RunDirectory.make(replace(config, seed=4))
     RunDirectory.make(replace(config, total_env_steps=256))
     RunDirectory.make(config.with_updates({"ppo.gamma": 0.5}))
     (tmp_path / "a[b]*_corridor_s3_empty").mkdir()
     asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
-    assert sorted(run.path for run in RunDirectory.of(asked)) == sorted((first.path, second.path))
+    assert sorted(run.path for run in RunDirectory.find(asked)) == sorted((first.path, second.path))
 
 
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
     files = RunDirectory(tmp_path)
-    for ask in (lambda: files.config, files.config_for, files.metrics, files.weights):
+    for ask in (lambda: files.config, files.load_config, files.metrics, files.weights):
         with pytest.raises(ValueError, match=r"is not a run directory"):
             ask()
     RunDirectory.make(tiny(tmp_path))
@@ -79,9 +79,9 @@ def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
 def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str) -> None:
     files = RunDirectory.make(tiny(tmp_path))
     files.write_card({"own": [what]})
-    with pytest.raises(ValueError, match=f"user-defined {what}; .* {argument}=…"):
-        files.config_for(**{argument: None})
-    assert files.config_for(**{argument: len}) == files.config_for() == tiny(tmp_path)
+    with pytest.raises(ValueError, match=f"custom {what}; .* {argument}=…"):
+        files.load_config(**{argument: None})
+    assert files.load_config(**{argument: len}) == files.load_config() == tiny(tmp_path)
 
 
 def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
     path.write_text(json.dumps(tree | {"env": {"id": "gymnasium:nobodys_module:X-v0"}}))
     assert files.config.env.id == "gymnasium:nobodys_module:X-v0"
     with pytest.raises(ValueError, match=rf"{path}: .* imports the module nobodys_module"):
-        files.config_for()
+        files.load_config()
 
 
 def _with_rows(folder: Path, count: int) -> RunDirectory:

@@ -157,9 +157,9 @@ def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) 
     epochs: Any = {"kind": "policy", "epoch": 1}
     for part, asked in enumerate([False, True, False, True]):
         with MetricsLog(tmp_path, config(epochs=asked), saved=kept) as log:
-            log.epoch({}, env_steps=part, iteration=part, **epochs)
+            log.write_epoch({}, env_steps=part, iteration=part, **epochs)
             kept = log.state_dict()
-            log.epoch({}, env_steps=99, iteration=99, **epochs)  # after the checkpoint
+            log.write_epoch({}, env_steps=99, iteration=99, **epochs)  # after the checkpoint
     lines = (tmp_path / "epochs.jsonl").read_text().splitlines()
     assert [json.loads(line)["env_steps"] for line in lines] == [1, 3, 99]
 

@@ -24,7 +24,7 @@ from phasicrl.seeding import derive_seed, env_seeds
 from phasicrl.training import evaluation as of_runs
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import Evaluation, evaluate, generalization_gaps
-from phasicrl.training.evaluation import make_evaluation_envs, play
+from phasicrl.training.evaluation import make_evaluation_envs, run_agent
 from tests.helpers import Corridor, Levers, corridor, tiny
 
 
@@ -51,7 +51,7 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
     with start_run(tiny(tmp_path), make_env=Countdown) as run:
         how: dict[str, Any] = {"levels": "unseen", "seed": 0, "make_env": Countdown}
         envs = make_evaluation_envs(run.config, num_envs=2, **how)
-        result = play(run.agent, envs, episodes=7, policy="greedy", seed=0)
+        result = run_agent(run.agent, envs, episodes=7, policy="greedy", seed=0)
         envs.close()
     lengths = sorted(result.lengths)
     assert len(lengths) == 7 and lengths.count(2) in (3, 4) and lengths.count(9) in (3, 4)
@@ -207,9 +207,9 @@ def test_levels_of_what_has_none_or_was_trained_on_all_of_them_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(tiny(tmp_path, env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
-    for refused in ("which has no effect", r"env\.num_levels 0"):
+    for refused in ("not a game of Procgen", r"env\.num_levels 0"):
         for levels in ("train", "both"):
-            with pytest.raises(ValueError, match=f"levels is {levels}, .*{refused}"):
+            with pytest.raises(ValueError, match=f"levels is {levels}; .*{refused}"):
                 evaluate(run.directory, episodes=2, levels=levels)
         monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
 
@@ -233,7 +233,7 @@ def test_memory_is_reset_between_episodes(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates(memory)
     with start_run(config, make_env=FromTheLeft) as run:
         envs = make_envs(config.env, num_envs=1, seed=0, make_env=FromTheLeft)
-        play(run.agent, envs, episodes=3, policy="sampled", seed=0, on_step=on_step)
+        run_agent(run.agent, envs, episodes=3, policy="sampled", seed=0, on_step=on_step)
     first, *others = [params for begin, params in zip(begins, seen, strict=False) if begin]
     assert len(others) == 2 and others == [first, first]
     assert any(params != first for params in seen)

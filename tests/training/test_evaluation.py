@@ -77,7 +77,7 @@ def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, T
         seen.append({name: value.clone() for name, value in agent.state_dict().items()})
         return Episodes((returns[len(seen) - 1],), (1,))
 
-    monkeypatch.setattr(periodic_evaluation, "play", play)
+    monkeypatch.setattr(periodic_evaluation, "run_agent", play)
     return seen
 
 

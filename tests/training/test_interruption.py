@@ -22,7 +22,7 @@ from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs import metrics
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.system.signals import Preempted, TerminationRequested, exiting_preempted
+from phasicrl.system.signals import Preempted, TerminationRequested, handle_preemption
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
@@ -306,7 +306,7 @@ def test_a_second_signal_at_shutdown_gives_the_same_exit_code(
     """It comes after the run has saved and restored the handlers of its program."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
-    with pytest.raises(Preempted) as caught, exiting_preempted():
+    with pytest.raises(Preempted) as caught, handle_preemption():
         train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: signal.raise_signal(15))
     assert caught.value.code == 75 and not codes
     assert len(RunDirectory(vars(caught.value)["run_directory"]).checkpoints) == 1

@@ -19,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
-from phasicrl.system.signals import when_parent_ends
+from phasicrl.system.signals import watch_parent
 
 CLOSE_SECONDS = 5
 """Time that processes get to end."""
@@ -125,5 +125,5 @@ def _make_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
         # Signals to the whole group (Ctrl-C, SLURM) are for the trainer, which has to save.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        when_parent_ends(lambda: os._exit(1))
+        watch_parent(lambda: os._exit(1))
     return maker()

@@ -1,1 +1,1 @@
-"""How the arithmetic is executed: device, threads, precision, compiled steps."""
+"""Execution of the arithmetic: device, threads, precision, compiled steps."""

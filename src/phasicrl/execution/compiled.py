@@ -1,4 +1,4 @@
-"""Functions of tensors, compiled for a CPU or a GPU. Kind: effects (runs a C++ compiler)."""
+"""Compilation of functions of tensors, for a CPU or a GPU. Kind: effects (runs a compiler)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ def has_compiler() -> bool:
 
 
 def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compile a function of tensors, for tensors of these shapes, dtypes and strides.
+    """Compile a function of tensors for these shapes, dtypes and strides.
 
-    It may write into its inputs, which must not share memory then. The result checks nothing: it
-    reads tensors of other shapes as if they had those of `inputs`. Compiled code is cached on disk.
+    If the function writes into its inputs, they must not share memory. The compiled function checks
+    nothing: it reads other shapes as if they were those of `inputs`. Compiled code is cached on
+    disk.
 
     Raises:
-        Exception: of many kinds, if the function depends on values (a packed sequence's lengths)
-            or the compiler fails.
+        Exception: the function depends on values (lengths of a packed sequence), or the compiler
+            fails; of many types.
     """
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's about PyTorch
+        warnings.simplefilter("ignore")  # PyTorch's warnings about PyTorch
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second
         return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
 
 
 def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function for a GPU; PyTorch records its kernels as CUDA graphs.
+    """Compile a function for a GPU, with CUDA graphs.
 
-    The next call of any function compiled this way overwrites what was returned.
+    The next call of any function compiled this way overwrites the returned tensors.
     """
     compiled = torch.compile(function, mode="reduce-overhead")
 
@@ -52,7 +53,7 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Caller(nn.Module):
-    """Calls a function that uses a module."""
+    """Module whose forward calls a function that uses another module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class _Caller(nn.Module):
 def call_with_tensors(
     module: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Any]
 ) -> Any:
-    """Return `function()`, with the module's parameters and buffers of these names replaced."""
+    """Call a function with the module's parameters and buffers replaced by tensors, by name."""
     named = {f"module.{name}": tensor for name, tensor in tensors.items()}
     return functional_call(_Caller(module), named, (function,))
 
@@ -77,15 +78,15 @@ def compile_inference(
     """Compile a function that uses a module without gradient.
 
     Raises:
-        Exception: of many kinds, see `compile_`.
+        Exception: the function cannot be compiled, see `compile_`.
     """
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
-    kept = [tensor.detach() for tensor in tensors.values()]
+    weights = [tensor.detach() for tensor in tensors.values()]
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
-        return call_with_tensors(module, replaced, lambda: function(*inputs[len(kept) :]))
+        return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
-        compiled = compile_(call, [*kept, *(tensor.clone() for tensor in inputs)])
-    return lambda *inputs: compiled(*kept, *inputs)
+        compiled = compile_(call, [*weights, *(tensor.clone() for tensor in inputs)])
+    return lambda *inputs: compiled(*weights, *inputs)

@@ -1,8 +1,8 @@
 """Turns of runs that would fill the same cores. Kind: effects (locks two files).
 
 Threads of two runs on the same cores wait for each other after every kernel and evict each other's
-data from the caches. In turns of some tens of milliseconds, two runs together are as fast as one
-alone (docs/performance.md).
+data from the caches. With turns of some tens of milliseconds, the throughput of two runs equals
+that of one (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import IO
 
 TIMEOUT_SECONDS, RETRY_SECONDS = 2.0, 30.0
-"""Wait for a turn, after which a run computes without one, and time until it waits again."""
+"""Maximum wait for a turn, and time without turns after a wait that long."""
 
 
 class CoreLock:
-    """Turns of this user's runs on the same cores of this machine.
+    """Lock for turns of this user's runs on the same cores of this machine.
 
-    The run that computes holds the file `now`, the next one `next`, so that no run has two turns
-    while another waits. A process that ends releases both; a stopped one delays the others by two
-    seconds of every thirty.
+    The computing run holds the file `now` and the next one the file `next`, so that no run has two
+    turns while another waits. The end of a process releases both; a stopped process delays others
+    by two of every thirty seconds.
 
     Args:
-        folder: folder of the two files; by default one of the user's temporary folders.
+        folder: folder of the two files; None for the user's folder among the temporary files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -60,7 +60,7 @@ def _lock(file: IO[str], deadline: float) -> None:
     """Lock a file.
 
     Raises:
-        OSError: another process holds it until the deadline, or it cannot be locked.
+        OSError: another process holds the lock until the deadline, or the file cannot be locked.
     """
     pause = 1e-4
     while True:

@@ -1,4 +1,4 @@
-"""The device of a run, and PyTorch's settings for its time. Kind: effects (sets up PyTorch)."""
+"""Device and PyTorch settings of a run. Kind: effects (changes PyTorch's settings)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from phasicrl.execution.plan import Plan
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_TRAINS = threading.RLock()
-"""Held by the thread that trains: PyTorch has one set of these settings for all threads."""
+_TRAINING_LOCK = threading.RLock()
+"""Lock of the thread that trains: all threads share PyTorch's settings."""
 
 
 def find_device(device: str) -> str:
@@ -30,20 +30,20 @@ def find_device(device: str) -> str:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f"compute.device is {device!r}, which does not work here "
-            f"({str(error).splitlines()[0]}). Use auto."
+            f"compute.device is {device!r}; expected a device that works here "
+            f"({str(error).splitlines()[0]}). Use auto"
         ) from None
 
 
 @contextmanager
 def torch_settings(plan: Plan) -> Iterator[None]:
-    """Set PyTorch's threads and determinism; restore both at the end.
+    """Set PyTorch's threads and determinism, and restore both at the end.
 
     Raises:
         ValueError: another thread of this process trains.
     """
-    if not _TRAINS.acquire(blocking=False):
-        raise ValueError("another thread of this process trains; give each run its own process")
+    if not _TRAINING_LOCK.acquire(blocking=False):
+        raise ValueError("another thread of this process trains. Use a separate process per run")
     threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     variable = os.environ.get(_CUBLAS)
     try:
@@ -59,15 +59,15 @@ def torch_settings(plan: Plan) -> Iterator[None]:
             os.environ.pop(_CUBLAS, None)
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(mode)
-        _TRAINS.release()
+        _TRAINING_LOCK.release()
 
 
 def keep_memory() -> None:
     """Make glibc keep freed memory instead of returning it to the system after every layer.
 
-    PyTorch's CPU allocator has no cache, so that each activation would be mapped, faulted in and
-    unmapped again: a fifth of the IMPALA network's time with micro-batches of 64 images, more than
-    half of it with 2,048 (docs/performance.md).
+    PyTorch's CPU allocator has no cache: mapping memory for each activation takes a fifth of the
+    IMPALA network's time with micro-batches of 64 images, and more than half with 2,048
+    (docs/performance.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

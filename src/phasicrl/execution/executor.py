@@ -23,16 +23,16 @@ S = TypeVar("S", bound=Samples)
 
 
 class Executor:
-    """Executes a plan, which changes results by rounding only.
+    """Executor of gradient steps and inference by a plan.
 
     Attributes:
         device: device of the tensors.
-        turn: makes a context in which to use all threads.
+        turn: function that returns a context in which all threads may be used.
 
     Args:
-        plan: how the run is executed.
+        plan: device, threads, precision, micro-batches.
         world: processes of the run.
-        log: called with messages about what was compiled.
+        log: function for messages about compilation.
     """
 
     def __init__(
@@ -49,27 +49,24 @@ class Executor:
         self._compiled_calls: dict[Hashable, Callable[..., Any] | None] = {}
 
     def precision(self, phase: Phase) -> Precision:
-        """Return the precision of the encoders in a phase.
-
-        The rollout has the policy phase's, because ratios compare the two.
-        """
+        """Return the precision of the encoders in a phase; rollouts use that of `policy`."""
         return self.plan.precision[phase]
 
     def upload(self, values: Tensor) -> Tensor:
-        """Copy values from the environments to the device, without waiting for a GPU."""
+        """Copy values of environments to the device, without waiting for a GPU."""
         if values.device.type == "cpu" and self.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)
 
     def wait(self) -> None:
-        """Wait until a GPU has finished, so that a clock can be read."""
+        """Wait until a GPU has finished, so that time can be measured."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def micro_batches(self, samples: S, *, phase: Phase) -> Iterator[tuple[S, float]]:
-        """Yield micro-batches with their shares of the whole.
+        """Yield micro-batches of whole sequences, with their shares of all samples.
 
-        Their losses, weighted by these shares, add up to the mean loss. Sequences are not cut.
+        Losses weighted by these shares add up to the mean loss.
         """
         images = self.plan.micro_batch[phase]
         size = max(images // samples.first.shape[1], 1) if images else len(samples)
@@ -80,7 +77,7 @@ class Executor:
     def infer(
         self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy"
     ) -> Tensor:
-        """Apply a function of the networks without gradient to segments in parts, `[S, L, …]`."""
+        """Apply a function of the networks without gradient to segments `[S, L, …]`, in parts."""
         results, num_steps = [], segments.first.shape[1]
         size = max(1, self.plan.inference_batch_size // num_steps)
         with self.explain_oom("running the networks on a rollout", "fewer env.num_envs"):
@@ -100,12 +97,12 @@ class Executor:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Return `function(*inputs)`, compiled if the plan says so.
+        """Return `function(*inputs)`, without gradient, compiled if `plan.compiled`.
 
         Args:
-            function: the same function at each call, which uses a module and needs no gradient.
-            module: module whose parameters and buffers it reads.
-            inputs: tensors of the same shapes at each call.
+            function: function that uses a module; one object for all calls.
+            module: module whose parameters and buffers are used.
+            inputs: tensors, of equal shapes in all calls.
         """
         call = None
         if self.plan.compiled:
@@ -122,34 +119,34 @@ class Executor:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> Callable[..., tuple[Tensor, ...]] | None:
-        """Compile a function; returns None if that fails or its results differ."""
+        """Compile a function; return None if that fails or its results differ."""
         if self.plan.on_gpu:
-            recorded = compile_for_gpu(function)
-            # Copies: the next call overwrites what a recording returns.
-            return lambda *inputs: tuple(output.clone() for output in recorded(*inputs))
+            compiled = compile_for_gpu(function)
+            # Copy the outputs, because the next call overwrites them.
+            return lambda *inputs: tuple(output.clone() for output in compiled(*inputs))
         start = perf_counter()
         try:
             call = compile_inference(function, module, inputs)
-        except Exception as error:  # of many kinds, and none of them may end a run
+        except Exception as error:  # of any type; compilation must not end a run
             self.log(f"acting runs eagerly: it cannot be compiled ({_first_line(error)})")
             return None
-        for found, expected in zip(call(*inputs), function(*inputs), strict=True):
-            if not torch.allclose(found.double(), expected.double(), rtol=1e-3, atol=1e-4):
+        for actual, expected in zip(call(*inputs), function(*inputs), strict=True):
+            if not torch.allclose(actual.double(), expected.double(), rtol=1e-3, atol=1e-4):
                 self.log("acting runs eagerly: the compiled code returns other numbers here")
                 return None
         self.log(f"acting is compiled ({perf_counter() - start:.0f} s)")
         return call
 
     def gradient_step(self, loss: Loss[S], settings: StepSettings) -> EagerStep:
-        """Return a function that makes a step on the mean loss of a minibatch.
+        """Return a function that makes a gradient step on the mean loss of a minibatch.
 
         Args:
             loss: loss to minimize.
             settings: optimizer and clipping.
 
         Returns:
-            A function of a minibatch and of the loss's coefficients, 0-d, which may change between
-            steps. It raises a MemoryError if a step does not fit.
+            A function of a minibatch and the loss's coefficients, 0-d. It raises a MemoryError if
+            out of memory.
         """
         if self.plan.compiled and not self.plan.on_gpu:
             return CompiledStep(self, loss, settings, self._compiled_steps)
@@ -170,23 +167,23 @@ class Executor:
                 raise
             if any(self.plan.micro_batch.values()):
                 remedy += " or a smaller compute.micro_batch"
-            full = f"{what} does not fit into the memory of {self.device}"
-            raise MemoryError(f"{full}; try {remedy}: {_first_line(error)}") from error
+            text = f"{what} does not fit into the memory of {self.device}"
+            raise MemoryError(f"{text}; try {remedy}: {_first_line(error)}") from error
 
 
 class EagerStep:
-    """A step of gradient descent, operation by operation.
+    """Gradient step, executed operation by operation.
 
     Args:
-        executor: cuts minibatches into micro-batches.
+        executor: source of micro-batches.
         loss: loss to minimize.
         settings: optimizer and clipping.
     """
 
     def __init__(self, executor: Executor, loss: Loss[Any], settings: StepSettings) -> None:
         self.executor, self.loss, self.settings = executor, loss, settings
-        records = executor.plan.compiled and executor.plan.on_gpu
-        self._loss = compile_for_gpu(loss.__call__) if records else loss
+        uses_graphs = executor.plan.compiled and executor.plan.on_gpu
+        self._loss = compile_for_gpu(loss.__call__) if uses_graphs else loss
         self._remedy = f"a larger {'aux' if settings.phase == 'aux' else 'ppo'}.num_minibatches"
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
@@ -205,13 +202,14 @@ class EagerStep:
 
 
 class CompiledStep(EagerStep):
-    """A step compiled for each layout of minibatches, and compared with the eager step first.
+    """Gradient step compiled for each layout of minibatches, after a comparison with an eager step.
 
     Args:
-        executor: logs what was compiled.
+        executor: log of compilations.
         loss: loss to minimize.
         settings: optimizer and clipping.
-        updates: compiled steps by everything they depend on; None where there can be none.
+        updates: cache of compiled steps by everything they depend on; None if one cannot be
+            compiled.
     """
 
     def __init__(
@@ -228,7 +226,7 @@ class CompiledStep(EagerStep):
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
         """Make the step."""
         source = minibatch.source
-        # An epoch's minibatches come from one source.
+        # All minibatches of an epoch have one source.
         if self._last is None or self._last[0] is not source:
             layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in source.tensors().values())
             size = (len(minibatch.index), minibatch.split, len(source))
@@ -245,31 +243,31 @@ class CompiledStep(EagerStep):
     def _compile(
         self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]
     ) -> CompiledUpdate | None:
-        """Compile the step; returns None if that fails or its results differ on any process."""
-        executor, start, update, why = self.executor, perf_counter(), None, "on another process"
+        """Compile the step; return None if that fails or its results differ on any process."""
+        executor, start, update, reason = self.executor, perf_counter(), None, "on another process"
         steps = f"{self.settings.phase} steps"
         try:
             update = CompiledUpdate(self.loss, minibatch, coefficients, self.settings)
-        except Exception as error:  # of many kinds, and none of them may end a run
-            why = _first_line(error)
+        except Exception as error:  # of any type; compilation must not end a run
+            reason = _first_line(error)
         if executor.world.any_rank(update is None) or update is None:
-            executor.log(f"{steps} run eagerly: they cannot be compiled ({why})")
+            executor.log(f"{steps} run eagerly: they cannot be compiled ({reason})")
             return None
         state = update.state
         before = _copy(state)
         expected = super().__call__(minibatch, *coefficients)[1]
         eager = _copy(state)
         _restore_(state, before)
-        found = update(minibatch, coefficients)
-        # The difference of parameters, first and second moments, as a share of the eager step.
-        off = max(_distance(x, y) / max(_distance(x, z), 1e-12)
-                  for x, y, z in zip(eager[:3], state, before, strict=False))  # fmt: skip
+        actual = update(minibatch, coefficients)
+        # Difference of parameters, first and second moments, as a share of the eager step.
+        difference = max(_distance(x, y) / max(_distance(x, z), 1e-12)
+                         for x, y, z in zip(eager[:3], state, before, strict=False))  # fmt: skip
         _restore_(state, before)
-        is_off = not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05
-        if executor.world.any_rank(is_off):
+        is_close = torch.allclose(actual, expected, rtol=1e-2, atol=1e-4) and difference < 0.05
+        if executor.world.any_rank(not is_close):
             executor.log(
                 f"{steps} run eagerly: the compiled code returns other numbers here "
-                f"(off by {off:.1%} of a step)"
+                f"(by {difference:.1%} of a step)"
             )
             return None
         executor.log(f"{steps} are compiled ({perf_counter() - start:.0f} s)")

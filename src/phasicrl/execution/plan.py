@@ -1,4 +1,4 @@
-"""How a run is executed: device, threads, precision, micro-batches. Kind: pure."""
+"""Plan of a run's execution: device, threads, precision, micro-batches. Kind: pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from phasicrl.config import Config, Precision
 Phase = Literal["policy", "value", "aux"]
 PHASES: tuple[Phase, ...] = ("policy", "value", "aux")
 
-WORTH_COMPILING = 15_000
-"""Gradient steps from which compiling pays: it takes ten seconds and saves about 0.7 ms a step."""
-WORTH_SHARING = 1024
-"""Samples of a minibatch of vectors from which a second core pays."""
+MIN_STEPS_TO_COMPILE = 15_000
+"""Minimum gradient steps for compiling, which takes ten seconds and saves about 0.7 ms a step."""
+MIN_SAMPLES_FOR_THREADS = 1024
+"""Minimum samples in a minibatch of vectors for several threads."""
 MICRO_BATCH: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
 """Images in a micro-batch on a CPU (docs/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a run is executed; recorded in its card. Changes results by rounding only.
+    """Plan of a run's execution, recorded in its card. Results depend on it by rounding only.
 
     Attributes:
         device: `cpu`, `cuda:0`.
         num_threads: PyTorch threads on a CPU.
         take_turns: whether runs on the same cores compute in turns.
         precision: precision of the encoders, by phase.
-        micro_batch: images in a micro-batch, by phase; None is whole minibatches.
+        micro_batch: images in a micro-batch, by phase; None for whole minibatches.
         compiled: whether acting and gradient steps without micro-batches are compiled.
-        inference_batch_size: steps that go through a network together without gradient.
-        deterministic: allow only deterministic kernels.
+        inference_batch_size: maximum number of steps in one pass without gradient.
+        deterministic: whether only deterministic kernels are allowed.
     """
 
     device: str = "cpu"
@@ -47,29 +47,29 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether tensors are on a GPU."""
+        """Return whether tensors are on a GPU."""
         return self.device.startswith("cuda")
 
 
 def make_plan(
     config: Config, device: str, *, num_cores: int, has_compiler: bool, has_images: bool
 ) -> Plan:
-    """Choose how to execute a run, from its configuration and the machine alone.
+    """Choose the execution of a run from its configuration and the machine.
 
     Args:
         config: configuration of the run.
         device: `cpu`, `cuda:0`.
-        num_cores: cores that this process may use.
-        has_compiler: whether there is a C++ compiler.
-        has_images: whether there are images among the observations.
+        num_cores: number of cores that this process may use.
+        has_compiler: whether a C++ compiler is installed.
+        has_images: whether observations contain images.
     """
     compute, on_gpu = config.compute, device.startswith("cuda")
     if on_gpu:  # CUDA graphs need fixed shapes, which packed sequences do not have
         compiled = compute.compile != "off" and config.model.memory == "none"
-    else:  # convolutions spend their time in kernels that compiling does not change
-        is_long = config.num_gradient_steps >= WORTH_COMPILING
-        pays = is_long and has_compiler and not has_images
-        compiled = compute.compile == "on" or (compute.compile == "auto" and pays)
+    else:  # compiling does not make convolutions faster
+        is_long = config.num_gradient_steps >= MIN_STEPS_TO_COMPILE
+        is_useful = is_long and has_compiler and not has_images
+        compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
     precision: dict[Phase, Precision] = {
         "policy": compute.policy_precision,
         "value": compute.policy_precision,
@@ -84,9 +84,9 @@ def make_plan(
         return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
     minibatch_size = config.batch_size // config.ppo.num_minibatches
-    uses_all_cores = has_images or minibatch_size >= WORTH_SHARING
+    uses_all_cores = has_images or minibatch_size >= MIN_SAMPLES_FOR_THREADS
     num_threads = compute.num_threads or (num_cores if uses_all_cores else 1)
-    # Two runs that use half of the cores each compute side by side.
+    # Two runs that each use half of the cores can compute at the same time.
     fills_cores = num_threads > 1 and 2 * num_threads > num_cores
     return Plan(
         device=device,

@@ -1,8 +1,6 @@
-"""One step of gradient descent on a minibatch, eagerly or compiled.
+"""Gradient step on a minibatch, eager or compiled. Kind: effects (updates parameters).
 
-Kind: effects (moves parameters).
-
-Both ways use the functions of `optimize.py`: gradients, their mean over processes, clipping, Adam.
+Both use the functions of `optimize.py`: gradients, their mean over processes, clipping, Adam.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from phasicrl.rollout import Minibatch, Samples
 S = TypeVar("S", bound=Samples)
 In = TypeVar("In", bound=Samples, contravariant=True)
 StepMetrics = tuple[tuple[str, ...], Tensor, float]
-"""Names of the loss terms and of the gradient norm, their values `[n]`, and number of samples."""
+"""Names of the loss terms and the gradient norm, their values `[n]`, and number of samples."""
 MeanOverRanks = Callable[[Sequence[Tensor]], None]
-"""Replaces gradients by their means over all processes, in place."""
+"""Function that replaces gradients by their means over all processes, in place."""
 
 
 class Loss(Protocol[In]):
-    """The loss of a gradient step. Equal losses share one compiled step."""
+    """Loss of a gradient step. Equal losses share one compiled step."""
 
     @property
     def module(self) -> nn.Module:
@@ -40,20 +38,20 @@ class Loss(Protocol[In]):
         ...
 
     def __call__(self, samples: In, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean over the samples and its terms, by the names of their metrics, 0-d."""
+        """Return the mean over the samples, and its terms by the names of their metrics, 0-d."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class StepSettings:
-    """How gradients become a step.
+    """Settings of a gradient step: clipping, optimizer and mean over processes.
 
     Attributes:
         phase: phase of the step, and of its gradient norm in the metrics.
-        networks: parameters by network, each clipped by its own norm.
-        optimizer: optimizer that makes the step.
-        max_grad_norm: largest gradient norm; None is off.
-        mean: mean over processes; None on one.
+        networks: parameters by network, which are clipped separately.
+        optimizer: optimizer of the parameters.
+        max_grad_norm: maximum gradient norm; None clips nothing.
+        mean: function that averages gradients over processes; None for one process.
     """
 
     phase: Phase
@@ -69,25 +67,25 @@ class StepSettings:
 
 
 def update_(settings: StepSettings) -> Tensor:
-    """Step with the parameters' gradients; returns their norm before clipping, 0-d.
+    """Clip the parameters' gradients, step, and return the norm before clipping, 0-d.
 
-    Adam leaves alone parameters that the loss does not depend on. A gradient that is not finite
-    makes no step; the phase checks its means instead, because a check here would wait for a GPU.
+    Parameters without gradient are unchanged. Gradients that are not finite make no step, and are
+    reported by the phase, because a check here would wait for a GPU.
     """
-    reached = [[p for p in network if p.grad is not None] for network in settings.networks]
-    gradients = [[p.grad for p in network if p.grad is not None] for network in reached]
+    trained = [[p for p in network if p.grad is not None] for network in settings.networks]
+    gradients = [[p.grad for p in network if p.grad is not None] for network in trained]
     if settings.mean is not None:
         settings.mean(list(chain(*gradients)))
     clipped, norm = optimize.clip_gradients(
         [network for network in gradients if network], settings.max_grad_norm, foreach=True
     )
-    parameters, steps = list(chain(*reached)), list(chain(*clipped))
+    parameters, steps = list(chain(*trained)), list(chain(*clipped))
     optimize.step_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
     return norm
 
 
 class _Inputs(NamedTuple):
-    """Everything that a compiled step reads or writes, in the order of its arguments."""
+    """Inputs of a compiled step, in the order of its arguments; some are written to."""
 
     parameters: list[Tensor]
     moments: optimize.Moments
@@ -99,22 +97,22 @@ class _Inputs(NamedTuple):
 
 
 class CompiledUpdate:
-    """A gradient step in one compiled call, or in two with the mean over processes between them.
+    """Compiled gradient step: gathering, forward, loss, backward, clipping and Adam.
 
-    It gathers the minibatch, and does forward, loss, backward, clipping and Adam.
+    With several processes, it is two compiled calls with the mean over processes between them.
 
     Args:
         loss: loss to minimize.
-        minibatch: minibatch of the size, and from a source of the layout, of all later ones.
-        coefficients: coefficients like all later ones.
+        minibatch: example of a minibatch; all later ones have its size and its source's layout.
+        coefficients: example of the loss's coefficients.
         settings: optimizer and clipping.
 
     Attributes:
-        state: parameters that the loss depends on, their first and second moments, step counts.
+        state: trained parameters, their first and second moments and step counts.
         names: names of the values that a step returns.
 
     Raises:
-        Exception: of many kinds, if the step cannot be traced or compiled.
+        Exception: the step cannot be traced or compiled; of many types.
     """
 
     def __init__(
@@ -124,51 +122,51 @@ class CompiledUpdate:
         coefficients: tuple[Tensor, ...],
         settings: StepSettings,
     ) -> None:
-        self._loss, self._settings, self._like = loss, settings, minibatch
+        self._loss, self._settings, self._example = loss, settings, minibatch
         named = dict(loss.module.named_parameters())
         value, _ = loss(minibatch.gather(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
-        reached = {
+        trained = {
             name: parameter
             for (name, parameter), gradient in zip(named.items(), gradients, strict=True)
             if gradient is not None
         }
-        parameters = list[Tensor](reached.values())
+        parameters = list[Tensor](trained.values())
         moments = optimize.get_moments(settings.optimizer, parameters)
         self.state = (parameters, *moments)
-        everything = chain(named.items(), loss.module.named_buffers())
-        rest = {name: tensor for name, tensor in everything if name not in reached}
-        self._names = [*reached, *rest]
+        tensors = chain(named.items(), loss.module.named_buffers())
+        rest = {name: tensor for name, tensor in tensors if name not in trained}
+        self._names = [*trained, *rest]
         self._groups = settings.optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), device=value.device)
                        for group in self._groups]  # fmt: skip
-        place = {id(parameter): i for i, parameter in enumerate(parameters)}
+        index_of = {id(parameter): i for i, parameter in enumerate(parameters)}
 
-        def places(parameters: Sequence[Tensor]) -> list[int]:
-            return [place[id(p)] for p in parameters if id(p) in place]
+        def indices(parameters: Sequence[Tensor]) -> list[int]:
+            return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
-        self._members = [sorted(places(group["params"])) for group in self._groups]
-        self._networks = [found for part in settings.networks if (found := places(part))]
+        self._members = [sorted(indices(group["params"])) for group in self._groups]
+        self._networks = [found for part in settings.networks if (found := indices(part))]
         self.names: tuple[str, ...] = ()
-        # Tensors that are one input of the compiled code stay one: the minibatch's are copied.
+        # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
         example = _Inputs(
             parameters, moments, self._rates, list(rest.values()), list(coefficients),
             minibatch.index.clone(), source,
         )  # fmt: skip
-        self._kept = pytree.tree_leaves(example[:4])
+        self._fixed = pytree.tree_leaves(example[:4])
         self._call = self._compile(example)
 
     def __call__(self, minibatch: Minibatch[S], coefficients: tuple[Tensor, ...]) -> Tensor:
-        """Make the step; returns the values of `names`."""
+        """Make the step and return the values of `names`, `[n]`."""
         for rate, group in zip(self._rates, self._groups, strict=True):
             rate.fill_(group["lr"])
         source = minibatch.source.tensors().values()
         with torch.no_grad():
-            return self._call([*self._kept, *coefficients, minibatch.index, *source])
+            return self._call([*self._fixed, *coefficients, minibatch.index, *source])
 
     def _compile(self, example: _Inputs) -> Callable[[list[Tensor]], Tensor]:
-        """Compile the step for inputs like these."""
+        """Compile the step for inputs like the example."""
         leaves, spec = pytree.tree_flatten(example)
         flat, mean = [tensor.detach() for tensor in leaves], self._settings.mean
 
@@ -202,9 +200,10 @@ class CompiledUpdate:
 
     def _gradients(self, inputs: _Inputs) -> tuple[list[Tensor], Tensor]:
         """Return the gradient of each parameter, and the terms of the loss, `[n]`."""
-        like = self._like
-        named = dict(zip(like.source.tensors(), inputs.source, strict=True))
-        minibatch = Minibatch(dataclasses.replace(like.source, **named), inputs.index, like.split)
+        example = self._example
+        named = dict(zip(example.source.tensors(), inputs.source, strict=True))
+        source = dataclasses.replace(example.source, **named)
+        minibatch = Minibatch(source, inputs.index, example.split)
         with torch.enable_grad():
             leaves = [parameter.detach().requires_grad_() for parameter in inputs.parameters]
             tensors = dict(zip(self._names, [*leaves, *inputs.rest], strict=True))
@@ -218,9 +217,9 @@ class CompiledUpdate:
         return gradients, torch.stack([term.detach() for term in terms.values()])
 
     def _update(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
-        """Clip and step; returns the norm before clipping, 0-d."""
+        """Clip the gradients, step, and return the norm before clipping, 0-d."""
         groups = [[gradients[i] for i in members] for members in self._networks]
-        # One by one: compiled, that is faster than kernels that take all parameters together.
+        # Parameter by parameter: faster in compiled code than kernels for many tensors.
         scaled, norm = optimize.clip_gradients(groups, self._settings.max_grad_norm, foreach=False)
         for i, gradient in zip(chain(*self._networks), chain(*scaled), strict=True):
             gradients[i] = gradient

@@ -1,1 +1,1 @@
-"""The files of a run and what it says: directory, checkpoints, lock, metrics, display."""
+"""Files and output of a run: directory, checkpoints, lock, metrics, console."""

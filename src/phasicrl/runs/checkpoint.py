@@ -1,10 +1,10 @@
-"""Checkpoints: one tree of everything that must survive, saved atomically. Kind: effects (files).
+"""Checkpoints: the state of a run as one tree, saved atomically. Kind: effects (files).
 
-A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, in the
-middle of a PPG phase, one file for each of its rollouts. One after two epochs of an auxiliary phase
-has `-aux-002` in its name. Each process of a run writes its part, from the second on into files
-that begin with `rank-001.`. `manifest.json` is written last, with the SHA-256 of every file.
-Loading runs no code: files hold numbers, strings and tensors.
+A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, within a
+PPG phase, a file for each of its rollouts. After two epochs of an auxiliary phase, the name ends in
+`-aux-002`. Each process of a run writes its part; files of rank 1 begin with `rank-001.`.
+`manifest.json` is written last, with the SHA-256 of every file. Loading runs no code: files hold
+numbers, strings and tensors.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
-"""Functions that return large parts of the state, by names whose content never changes."""
+"""Functions that return large parts of the state, by name; a name's content never changes."""
 
 
 class CheckpointError(ValueError):
-    """No checkpoint can be used."""
+    """Lack of a usable checkpoint."""
 
     exit_code = 5
 
 
 class Part(NamedTuple):
-    """Part of a checkpoint that one process saved: its tree, and the tensors of its chunks."""
+    """Part of a checkpoint that one process saved: its tree and the tensors of its chunks."""
 
     tree: dict[str, Any]
     chunks: dict[str, dict[str, Tensor]]
@@ -55,23 +55,23 @@ def save_checkpoint(
     aux_epochs: int | None = None, chunks: Chunks | None = None, run: str = "",
     world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
-    """Save the newest checkpoint, and delete all but the last `keep`.
+    """Save a checkpoint and delete all but the last `keep`; called by all processes of a run.
 
     It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves
-    all of it or nothing. All processes of a run call this, each with its part.
+    all of it or nothing.
 
     Args:
         folder: folder of the run's checkpoints.
-        tree: nested dicts and lists of numbers, strings, None and tensors.
-        env_steps: the run's clock.
+        tree: state of this process: nested dicts and lists of numbers, strings, None and tensors.
+        env_steps: environment steps of the run so far.
         keep: number of checkpoints to keep.
-        aux_epochs: finished epochs of the auxiliary phase, in the middle of one.
-        chunks: parts that are linked, not written again, if the previous checkpoint has them.
+        aux_epochs: number of finished epochs within an auxiliary phase; None outside.
+        chunks: large parts, which are linked if the previous checkpoint has them.
         run: id of the run.
         world: processes of the run.
 
     Raises:
-        OSError: it cannot be written; earlier checkpoints are still there.
+        OSError: the checkpoint cannot be written; earlier ones are unchanged.
         RankError: another process cannot write its part.
     """
     name = f"step-{env_steps:012d}" + ("" if aux_epochs is None else f"-aux-{aux_epochs:03d}")
@@ -101,19 +101,19 @@ def save_checkpoint(
         raise
     if world.is_first:
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)  # busy on a network: tried again next time
+            shutil.rmtree(old, ignore_errors=True)  # retried at the next checkpoint
     return final
 
 
 def _write_part(
     folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, world: World
 ) -> dict[str, str]:
-    """Write the files of one process; returns the SHA-256 of each."""
+    """Write the files of one process, and return the SHA-256 of each."""
     previous, known = folder, {}
-    with suppress(IndexError, OSError, ValueError):  # none, or a damaged one
+    with suppress(IndexError, OSError, ValueError):  # no checkpoint, or a damaged one
         previous = checkpoints(folder)[-1]
         parts = _read_manifest(previous)["files"]
-        # Another number of processes had other shares.
+        # With another number of processes, parts differ.
         known = parts[world.rank] if len(parts) == world.size else {}
     prefix, tensors, digests = _prefix(world.rank), {}, {}
     state = flatten_tree(tree, "", tensors)
@@ -123,35 +123,36 @@ def _write_part(
             digests[file] = known[file]
         else:
             save_tensors(make(), temporary / file)
-            digests[file] = digest_of_file(temporary / file)
+            digests[file] = hash_file(temporary / file)
     _write_json(temporary / f"{prefix}state.json", state)
-    return digests | {f"{prefix}state.json": digest_of_file(temporary / f"{prefix}state.json")}
+    return digests | {f"{prefix}state.json": hash_file(temporary / f"{prefix}state.json")}
 
 
 def _prefix(rank: int) -> str:
-    """Return the beginning of the names of a process's files."""
+    """Return the prefix of the names of a process's files."""
     return f"rank-{rank:03d}." if rank else ""
 
 
 def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
-    """Load the first process's part of the newest undamaged checkpoint.
+    """Load the part of rank 0 from the newest undamaged checkpoint.
 
-    Damaged newer ones are renamed to `rejected-…`: their steps will be taken again, differently.
+    Newer, damaged checkpoints are renamed to `rejected-…`, because the resumed run may differ from
+    them.
 
     Args:
         folder: folder of the run's checkpoints.
-        run: id of the run; checkpoints of others are rejected. Empty takes any.
+        run: id of the run, to reject checkpoints of other runs; empty accepts all.
 
     Returns:
-        The part, and a sentence about each newer checkpoint that was rejected.
+        The part, and a message about each rejected checkpoint.
 
     Raises:
-        CheckpointError: no undamaged checkpoint; every reason is given.
+        CheckpointError: there is no undamaged checkpoint; the message has all reasons.
     """
     rejected: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            part = load_part_of(path, run=run)
+            part = load_part(path, run=run)
         except Exception as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
@@ -159,22 +160,22 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
             os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
         return part, rejected
     reasons = "; ".join(rejected) or "the run ended before its first one"
-    raise CheckpointError(f"no usable checkpoint in {folder}: {reasons}")
+    raise CheckpointError(f"{folder} has no usable checkpoint: {reasons}")
 
 
-def load_part_of(path: Path, *, rank: int = 0, run: str = "") -> Part:
-    """Load one process's part of a checkpoint. The first process checks the files of all.
+def load_part(path: Path, *, rank: int = 0, run: str = "") -> Part:
+    """Load one process's part of a checkpoint, after checking it; rank 0 checks all parts.
 
     Raises:
-        Exception: of many kinds: the checkpoint is damaged, or of another run.
+        Exception: the checkpoint is damaged, or belongs to another run; of many types.
     """
     manifest, prefix = _read_manifest(path), _prefix(rank)
     if run and manifest["run"] != run:
-        raise ValueError(f"it is of another run ({manifest['run']}; this one is {run})")
+        raise ValueError(f"it belongs to another run ({manifest['run']}; expected {run})")
     parts = manifest["files"]
     for file, digest in (ChainMap(*parts) if rank == 0 else parts[rank]).items():
-        if Path(file).name != file or digest != digest_of_file(path / file):
-            raise ValueError(f"{file} was changed or cut short since it was saved")
+        if Path(file).name != file or digest != hash_file(path / file):
+            raise ValueError(f"{file} was changed or truncated after it was saved")
     loaded = {
         Path(file).stem.removeprefix(prefix): load_file(path / file)
         for file in parts[rank]
@@ -193,7 +194,7 @@ def num_processes(path: Path) -> int:
 def checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    # The end of an iteration comes after all auxiliary epochs of it.
+    # The end of an iteration sorts after its auxiliary epochs.
     return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
 
 
@@ -201,20 +202,20 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint.
 
     Raises:
-        ValueError: it is damaged, of another schema, or the folder was renamed.
-        OSError: it cannot be read.
+        ValueError: the manifest is damaged or of another schema, or the folder was renamed.
+        OSError: the manifest cannot be read.
     """
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     pop_schema(manifest)
     if path.name != manifest["name"]:
-        raise ValueError(f"it was saved as {manifest['name']}")
+        raise ValueError(f"its name is {path.name}; expected {manifest['name']}, as saved")
     return manifest
 
 
 def flatten_tree(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a tree as JSON, its tensors moved to `tensors` under their paths.
+    """Return a tree as JSON values, and add its tensors to `tensors` by their paths.
 
-    Dicts keep keys that are not strings; tuples become lists.
+    Keys of dicts may be of any JSON type; tuples become lists.
     """
     if isinstance(tree, Tensor):
         tensors[path] = tree.detach().cpu().contiguous().clone()
@@ -246,14 +247,14 @@ def save_tensors(
     Args:
         tensors: tensors by name.
         path: path of the file.
-        about: texts to store with them.
+        about: texts to store in the file, by name.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     path.touch()
-    mode = path.stat().st_mode  # the user's umask; safetensors would let nobody else read it
+    mode = path.stat().st_mode  # by the user's umask, which safetensors ignores
     try:
         save_file(whole, path, about)
     except SafetensorError as error:
@@ -269,7 +270,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Link a file that never changes; False if the file system cannot."""
+    """Make a hard link; return False if the file system has none."""
     try:
         os.link(source, target)
     except OSError:
@@ -277,14 +278,14 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-def digest_of_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_of_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
-    """Return the SHA-256 of tensors, with their names, dtypes and shapes, and of a text."""
+def hash_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
+    """Return the SHA-256 of tensors, their names, dtypes and shapes, and a text."""
     digest = hashlib.sha256(about.encode())
     for name in sorted(tensors):
         tensor = tensors[name].cpu().contiguous()

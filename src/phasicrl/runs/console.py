@@ -1,4 +1,4 @@
-"""Progress of a run for people: a bar on a terminal, plain lines elsewhere. Kind: effects."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere. Kind: effects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from phasicrl.config import Config
 from phasicrl.config_io import escape_control_chars
 
 _BAR_SECONDS, _LINE_SECONDS = 0.25, 2.0
-"""Minimum time between two drawings of the bar, and between two plain lines."""
+"""Minimum time between two updates of the bar, and between two plain lines."""
 _SPEED_SECONDS = 3600.0
-"""Period over which steps per second are measured: longer than the slowest auxiliary phase."""
-_SHOWN = (
+"""Period for the mean speed, longer than the slowest auxiliary phase."""
+_COLUMNS = (
     ("return", "charts/episodic_return_100"), ("length", "charts/episodic_length"),
     ("entropy", "losses/entropy"), ("kl", "losses/approx_kl"),
     ("expl.var", "losses/explained_variance"), ("value loss", "losses/value_loss"),
@@ -32,7 +32,7 @@ Values: TypeAlias = Mapping[str, float]
 
 
 class _Bar(Progress):
-    """A progress bar with a line of metrics below it."""
+    """Progress bar with a line of metrics below."""
 
     metrics = ""
 
@@ -42,12 +42,12 @@ class _Bar(Progress):
 
 
 class Display:
-    """Shows the progress of a run.
+    """Display of a run's progress.
 
     Args:
-        config: settings of the run; `log.console` chooses the kind of display.
+        config: options of the run; `log.console` selects the kind of display.
         env_steps: environment steps before the first iteration.
-        stream: text stream to write to; nothing is shown on None or a closed one.
+        stream: text stream to write to; None or a closed stream shows nothing.
     """
 
     def __init__(self, config: Config, env_steps: int, stream: TextIO | None) -> None:
@@ -84,24 +84,24 @@ class Display:
             self._shown_at = monotonic()
 
     def record(self, values: Values, env_steps: int) -> None:
-        """Show the metrics of an iteration; those of the last auxiliary phase stay."""
+        """Show the metrics of an iteration, and those of the last auxiliary phase."""
         self._values.update(values)
         self._bar.update(self._id, completed=env_steps)
         speed = f"{self._task.speed or 0:,.0f}"
         self._bar.update(self._id, speed=speed)
-        known = ((label, self._values.get(name)) for label, name in _SHOWN)
-        metrics = [f"{label} {_number(value)}" for label, value in known if value is not None]
+        pairs = ((label, self._values.get(name)) for label, name in _COLUMNS)
+        metrics = [f"{label} {_number(value)}" for label, value in pairs if value is not None]
         self._bar.metrics = "  ".join(metrics)
         left = self._task.time_remaining
         self._line = "  ".join([
             f"{self._task.percentage:5.1f} %", f"{env_steps:,}/{self._task.total:,.0f} steps",
-            f"{speed} steps/s", *metrics, "" if left is None else f"{duration(left)} left",
+            f"{speed} steps/s", *metrics, "" if left is None else f"{format_duration(left)} left",
         ])  # fmt: skip
         if monotonic() - self._shown_at >= _LINE_SECONDS:
             self._print_line()
 
     def _print_line(self) -> None:
-        """Print the metrics of the last iteration, unless they were printed."""
+        """Print the metrics of the last iteration if they were not printed yet."""
         if self.kind == "plain" and self._line:
             self.message(self._line)
             self._line, self._shown_at = "", monotonic()
@@ -115,7 +115,7 @@ class Display:
             console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Show the last state, and give the terminal back."""
+        """Show the last state and restore the terminal."""
         self._print_line()
         is_over = self._task.finished
         self._bar.update(self._id, description="finished" if is_over else "stopped")
@@ -123,22 +123,22 @@ class Display:
             self._bar.stop()
 
     def silence(self) -> None:
-        """Show nothing more: the reader has gone."""
+        """Stop showing anything, because the reader has closed the stream."""
         self.kind = "off"
         silence(self._bar.console.file)
 
 
 def silence(stream: IO[str]) -> None:
-    """Discard what is written to a stream whose reader has gone."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+    """Discard all further output to a stream that its reader has closed."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 def _number(value: float) -> str:
-    """Format a metric with three significant digits, or as a whole number from 1,000 on."""
+    """Format a metric with three significant digits, or as an integer from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def duration(seconds: float) -> str:
-    """Format a time for people: 0:45:10, 2 days, 7:33:20."""
+def format_duration(seconds: float) -> str:
+    """Format a time in seconds, such as `0:45:10` or `2 days, 7:33:20`."""
     return str(timedelta(seconds=round(seconds)))

@@ -1,6 +1,6 @@
-"""The files of a run: the one reader and writer of a run directory. Kind: effects (files).
+"""Run directory: reading and writing the files of a run. Kind: effects (files).
 
-Only what reads or writes tensors imports torch, so that `phasicrl plot` starts quickly.
+Only functions on tensors import torch, so that `phasicrl plot` starts quickly.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ EPOCHS_FILE = "epochs.jsonl"
 WeightsKind = Literal["last", "best"]
 WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
 _WEIGHTS: dict[WeightsKind, str] = {"last": WEIGHTS_FILE, "best": BEST_FILE}
-PLACE = ("env_steps", "iteration", "phase")
-"""Fields of a row of metrics that give its place in the run."""
+POSITION_FIELDS = ("env_steps", "iteration", "phase")
+"""Fields of a row of metrics that give its position in the run."""
 USER_OBJECTS = {
     "make_env": "environment", "make_vector_env": "environment", "make_encoder": "encoder",
     "mask_actions": "mask",
 }  # fmt: skip
-"""Arguments of `train` for objects of the user, and the words for them in `card.json`."""
-_MAY_CHANGE = (
+"""Arguments of `train` for custom objects, and their kinds in `card.json`."""
+_MUTABLE_OPTIONS = (
     "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
     "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
-"""Beginnings of the paths of options that may change when a run is resumed."""
+"""Path prefixes of options that may change when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The folder of one run.
+    """Folder of one run.
 
     Attributes:
         path: path of the folder.
@@ -54,10 +54,10 @@ class RunDirectory:
 
     @classmethod
     def make(cls, config: Config) -> RunDirectory:
-        """Make a new folder under `output_dir` and write the configuration into it.
+        """Make a new folder in `output_dir` and write the configuration into it.
 
         Raises:
-            ValueError: it cannot be made there.
+            ValueError: the folder cannot be made.
         """
         stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
@@ -68,21 +68,21 @@ class RunDirectory:
                 if path.is_dir():
                     continue
                 raise ValueError(
-                    f"output_dir is {config.output_dir}; {path} cannot be made there: "
-                    f"{error.strerror}. Choose another."
+                    f"output_dir is {config.output_dir}; expected a folder in which {path} can be "
+                    f"made ({error.strerror}). Choose another"
                 ) from None
             break
-        made = cls(path)
+        directory = cls(path)
         try:
-            made.write_config(config)
+            directory.write_config(config)
         except BaseException:
             shutil.rmtree(path)
             raise
-        return made
+        return directory
 
     @staticmethod
-    def of(config: Config) -> list[RunDirectory]:
-        """Find the runs under `output_dir` of this experiment, seed and length, oldest first."""
+    def find(config: Config) -> list[RunDirectory]:
+        """Find the runs of this experiment, seed and length in `output_dir`, oldest first."""
 
         def key(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
@@ -94,33 +94,33 @@ class RunDirectory:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run.
+        """Configuration of the run.
 
         Raises:
-            ValueError: not a run directory, or its configuration cannot be read.
+            ValueError: not a run directory, or the configuration cannot be read.
         """
         self._check()
         return read_options(Config, self.path / CONFIG_FILE)
 
-    def config_for(self, **given: object) -> Config:
-        """Return the configuration after checking that the run can be used here.
+    def load_config(self, **given: object) -> Config:
+        """Return the configuration after checking that the run can be used.
 
         Args:
-            given: objects of the user, or None, by the names in `USER_OBJECTS`.
+            given: custom objects, or None, by the names in `USER_OBJECTS`.
 
         Raises:
-            ValueError: not a run directory; its configuration cannot be read, or imports a module
-                that the user did not name; an object that the run was trained with is missing; or
-                there are links in the directory.
+            ValueError: not a run directory; the configuration cannot be read, or imports a module
+                that the user has not imported; a custom object is missing; or the directory
+                contains links.
         """
         self._check()
         self.check_special_files()
-        for what in self.card.get("own", ()):
-            ways = [way for way, of in USER_OBJECTS.items() if of == what and way in given]
-            if ways and all(given[argument] is None for argument in ways):
+        for kind in self.card.get("own", ()):
+            names = [name for name, each in USER_OBJECTS.items() if each == kind and name in given]
+            if names and all(given[name] is None for name in names):
                 raise ValueError(
-                    f"{self.path} was trained with a user-defined {what}; "
-                    f"call this from Python with {' or '.join(f'{way}=…' for way in ways)}"
+                    f"{self.path} was trained with a custom {kind}; expected the same. "
+                    f"Call this from Python with {' or '.join(f'{name}=…' for name in names)}"
                 )
         config = self.config
         try:
@@ -136,7 +136,7 @@ class RunDirectory:
 
     @property
     def card(self) -> dict[str, Any]:
-        """How the run was made: versions, machine, seed; empty without a card.
+        """Content of `card.json`: versions, machine, seed; empty without a card.
 
         Raises:
             ValueError: the card is damaged.
@@ -153,35 +153,35 @@ class RunDirectory:
         write_json(self.path / CONFIG_FILE, config)
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
-        """Read the rows of `metrics.jsonl`: null is NaN; a torn last line is left out.
+        """Read the rows of `metrics.jsonl`, with NaN for null, without an incomplete last line.
 
         Args:
-            names: metrics to keep, besides the fields of `PLACE`; none keeps all. A long run has a
-                gigabyte of them.
+            names: metrics to return besides `POSITION_FIELDS`; none returns all. A long run has a
+                gigabyte of metrics.
 
         Raises:
             ValueError: not a run directory, no rows yet, or a line before the last is damaged.
         """
         rows: list[dict[str, float]] = []
-        torn, wanted, path = 0, {*names, *PLACE}, self.path / METRICS_FILE
+        damaged, wanted, path = 0, {*names, *POSITION_FIELDS}, self.path / METRICS_FILE
         with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
-                if torn:
-                    raise ValueError(f"line {torn} of {path} is damaged. Remove it or restore it.")
+                if damaged:
+                    raise ValueError(f"line {damaged} of {path} is damaged. Remove or restore it")
                 if (row := _read_row(line)) is None:
-                    torn = number
+                    damaged = number
                     continue
                 kept = row.items() if not names else ((n, row[n]) for n in row if n in wanted)
                 rows.append({name: math.nan if x is None else x for name, x in kept})
         if not rows:
             self._check()
             raise ValueError(
-                f"{self.path} has no data yet: its first iteration is not finished. Try it later."
+                f"{self.path} has no data yet: its first iteration is not finished. Try again later"
             )
         return rows
 
     def last_rows(self, count: int) -> list[dict[str, Any]]:
-        """Read the last rows of `metrics.jsonl`, at most `count`, without those before."""
+        """Read the last rows of `metrics.jsonl`, at most `count`, from the end of the file."""
         path = self.path / METRICS_FILE
         if not path.is_file():
             return []
@@ -203,14 +203,14 @@ class RunDirectory:
         return checkpoints(self.checkpoint_folder)
 
     def weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
-        """Read the agent's last weights, or the best by the run's evaluations.
+        """Read the agent's last weights, or its best ones by the run's evaluations.
 
         Raises:
-            ValueError: there are none yet, or the file is damaged.
+            ValueError: there are no weights yet, or the file is damaged.
         """
         from safetensors import SafetensorError, safe_open
 
-        from phasicrl.runs.checkpoint import digest_of_tensors
+        from phasicrl.runs.checkpoint import hash_tensors
 
         path = self.path / _WEIGHTS[which]
         if not path.is_file():
@@ -225,12 +225,12 @@ class RunDirectory:
                 weights = {name: file.get_tensor(name) for name in list(file.keys())}
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
-        if about.get("sha256") != digest_of_tensors(weights, about.get("env_steps", "")):
-            raise ValueError(f"{path} is damaged: it was changed since it was saved")
+        if about.get("sha256") != hash_tensors(weights, about.get("env_steps", "")):
+            raise ValueError(f"{path} is damaged: it was changed after it was saved")
         return weights
 
-    def steps_of_weights(self, which: WeightsKind = "last") -> int:
-        """Return the environment steps after which the weights were saved."""
+    def weights_env_steps(self, which: WeightsKind = "last") -> int:
+        """Return the number of environment steps after which the weights were saved."""
         from safetensors import safe_open
 
         with safe_open(self.path / _WEIGHTS[which], "pt") as file:
@@ -240,56 +240,63 @@ class RunDirectory:
         self, weights: dict[str, Tensor], *, env_steps: int, which: WeightsKind = "last"
     ) -> None:
         """Replace the agent's weights atomically."""
-        from phasicrl.runs.checkpoint import digest_of_tensors, save_tensors
+        from phasicrl.runs.checkpoint import hash_tensors, save_tensors
 
         steps = str(env_steps)
-        about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
+        about = {"env_steps": steps, "sha256": hash_tensors(weights, steps)}
         with atomic_write(self.path / _WEIGHTS[which]) as temporary:
             save_tensors(weights, temporary, about=about)
 
     def check_special_files(self) -> None:
-        """Refuse links, which lead elsewhere, and pipes, which block whoever opens them."""
+        """Check that the directory has no links, which lead elsewhere, and no pipes, which block.
+
+        Raises:
+            ValueError: there is one.
+        """
         for path in (*self.path.glob("*"), *self.path.glob("*/*")):
             if "wandb" in path.parts:  # Weights & Biases links its newest files
                 continue
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 what = "link" if path.is_symlink() else "special file"
-                raise ValueError(f"{path} is a {what}; a run directory may hold none: remove it")
+                raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
     def check_unchanged(self, config: str) -> None:
-        """Refuse a configuration other than the checkpoint's.
+        """Check that the configuration equals the checkpoint's, except options that may change.
 
         Args:
             config: configuration of the checkpoint, as JSON.
 
         Raises:
-            ValueError: every option that has changed, with both values.
+            ValueError: options differ; the message lists both values.
         """
         before, now = Config.from_json(config).values(), self.config.values()
         changed = [
             f"{path} was {format_value(before.get(path))} and is {format_value(now.get(path))}"
             for path in {**before, **now}
-            if before.get(path) != now.get(path) and not path.startswith(_MAY_CHANGE)
+            if before.get(path) != now.get(path) and not path.startswith(_MUTABLE_OPTIONS)
         ]
         if changed:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved: "
-                f"{', '.join(changed)}. Restore it, or accept the changes "
-                "(resume --accept-config-changes)."
+                f"{', '.join(changed)}. Restore it, or set accept_config_changes"
             )
 
     def _check(self) -> None:
-        """Refuse a folder that is not a run directory."""
+        """Check that the folder is a run directory.
+
+        Raises:
+            ValueError: it has no configuration.
+        """
         if (self.path / CONFIG_FILE).is_file():
             return
-        hint = "give folders that `phasicrl train` made"
+        hint = "expected a folder that `phasicrl train` made"
         if any(self.path.glob(f"*/{CONFIG_FILE}")):
             hint = f"it holds run directories: give {self.path}/*"
         raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
 
 
 def _read_row(line: str) -> dict[str, Any] | None:
-    """Read a row of metrics; None if the line is torn."""
+    """Parse a row of metrics; return None if the line is incomplete."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -298,6 +305,6 @@ def _read_row(line: str) -> dict[str, Any] | None:
 
 
 def _stem(config: Config) -> str:
-    """Return the beginning of a run directory's name: experiment, environment, seed."""
+    """Return the prefix of a run directory's name: experiment, environment, seed."""
     env = config.env.id.rpartition(":")[2].replace("/", "-")
     return f"{config.name}_{env}_s{config.seed}"

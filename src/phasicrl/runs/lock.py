@@ -1,4 +1,4 @@
-"""One process at a time writes into a run directory. Kind: effects (files)."""
+"""Lock of a run directory, which one process at a time holds. Kind: effects (files)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LOCK_FILE = ".lock"
 
 
 class RunLock:
-    """Holds a run directory for this process until it is closed, or the process ends.
+    """Lock of a run directory, held until it is closed or the process ends.
 
     Args:
         path: path of the run directory.
 
     Raises:
-        ValueError: another process holds it.
+        ValueError: another process holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,19 +29,19 @@ class RunLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0.1)  # the holder may not have written yet who it is
+            time.sleep(0.1)  # the holder may still be writing its name
             self._file.seek(0)
             holder = "another process"
             with contextlib.suppress(ValueError), self._file:
                 holder = "process {pid} on {host} since {since}".format(**json.load(self._file))
             raise ValueError(f"{path} is in use by {holder}. Let it finish or stop it.") from None
         except OSError:
-            pass  # this file system has no locks
+            pass  # the file system has no locks
         since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         self._file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, self._file)
         self._file.flush()
 
     def close(self) -> None:
-        """Release the directory; calling it again does nothing."""
+        """Release the lock; further calls do nothing."""
         self._file.close()

@@ -1,7 +1,7 @@
-"""One record per iteration → metrics.jsonl, TensorBoard, W&B, console. Kind: effects.
+"""Log of metrics: metrics.jsonl, TensorBoard, W&B, console. Kind: effects.
 
-Metrics are means over the data that they describe, weighted by samples. Every sink has the same
-names.
+There is one record per iteration, with the same names everywhere. Metrics are means over the data
+that they describe, weighted by samples.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ METRICS: dict[str, str] = {
     "evaluation/gap": "`evaluation/train_return` minus `evaluation/return` (reward units).",
     "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
 }
-"""Every metric: its name, and what it means with its unit."""
+"""Meaning and unit of every metric, by name."""
 
 
 class MetricsLog:
-    """Writes the metrics of a run to its files, TensorBoard, Weights & Biases and the display.
+    """Log of a run's metrics to its files, TensorBoard, Weights & Biases and the console.
 
     Args:
-        run_dir: run directory; None writes nothing: of several processes, the first one logs.
-        config: configuration of the run.
-        saved: `state_dict` of the checkpoint from which the run resumes; later rows are cut off.
+        run_dir: run directory; None logs nothing, as in all processes but rank 0.
+        config: options of the run.
+        saved: `state_dict` of the checkpoint to resume from; later rows are cut off.
 
     Raises:
         FileExistsError: the folder holds metrics of another run.
-        ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
+        ModuleNotFoundError: `log.wandb` is on, and Weights & Biases is not installed.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class MetricsLog:
         self._started = monotonic()
 
     def progress(self, stage: str) -> None:
-        """Show the stage of the iteration: `rollout`, `policy`, `auxiliary 2/6`."""
+        """Show the stage of the iteration, such as `rollout` or `auxiliary 2/6`."""
         self._show(lambda display: display.progress(stage))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
         """Write the metrics of one iteration to every sink.
 
         Raises:
-            ValueError: a name is not in `METRICS`, or the run directory is gone.
+            ValueError: a name is not in `METRICS`, or the run directory was removed.
         """
         self._state["env_steps"] = env_steps
         head = {"env_steps": env_steps, "iteration": iteration, "phase": phase}
@@ -128,7 +128,7 @@ class MetricsLog:
         self._send(lambda sink: sink.write(finite, env_steps))
         self._show(lambda display: display.record(values, env_steps))
 
-    def epoch(
+    def write_epoch(
         self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int
     ) -> None:
         """Write the metrics of one epoch.
@@ -137,43 +137,50 @@ class MetricsLog:
             record: means over the epoch.
             env_steps: environment steps so far.
             iteration: iteration of the epoch.
-            kind: `policy` (and value, if joint), `value`, or `aux`.
-            epoch: its number in the policy phase or the auxiliary phase, from 1.
+            kind: `policy` (with the value loss in joint epochs), `value`, or `aux`.
+            epoch: number of the epoch in its phase, from 1.
         """
         head = {"env_steps": env_steps, "iteration": iteration, "kind": kind, "epoch": epoch}
         self._append(EPOCHS_FILE, head, record)
 
     def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
-        """Append a row to a file, NaN and infinity as null; returns the values in table order."""
+        """Append a row to a file, with null for NaN and infinity; return the values in order."""
         if unknown := record.keys() - METRICS.keys():
             near = nearest_name(min(unknown), METRICS)
-            raise ValueError(f"metric {min(unknown)!r} is not in METRICS of metrics.py{near}")
+            raise ValueError(
+                f"metric is {min(unknown)!r}; expected a name in runs.metrics.METRICS{near}"
+            )
         values = {metric: float(record[metric]) for metric in METRICS if metric in record}
         if (file := self._files.get(name)) is not None:
             seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
             self._state["seconds"] = seconds
-            known = {metric: x if math.isfinite(x) else None for metric, x in values.items()}
+            finite = {metric: x if math.isfinite(x) else None for metric, x in values.items()}
             try:
-                file.write(json.dumps(head | {"wall_time": seconds} | known).encode() + b"\n")
+                file.write(json.dumps(head | {"wall_time": seconds} | finite).encode() + b"\n")
             except OSError as error:
                 self.message(f"warning: {name} cannot be written yet ({error})")
         return values
 
-    def episode(self, steps: Path, *, env_steps: int) -> None:
-        """Draw every step of an episode in TensorBoard, as a run inside this one.
+    def write_episode(self, steps: Path, *, env_steps: int) -> None:
+        """Write every step of an episode to TensorBoard, as a run within this one.
 
         Args:
-            steps: table of the steps, CSV with a column `step` (`phasicrl.lab.film.recorder`).
-            env_steps: environment steps of the run before the episode.
+            steps: CSV table of the steps, with a column `step`.
+            env_steps: environment steps of the run so far.
         """
-        self._send(lambda sink: isinstance(sink, _TensorBoard) and sink.episode(steps, env_steps))
+
+        def write(sink: _TensorBoard | _WandB) -> None:
+            if isinstance(sink, _TensorBoard):
+                sink.write_episode(steps, env_steps)
+
+        self._send(write)
 
     def _send(self, call: Callable[[_TensorBoard | _WandB], object]) -> None:
-        """Call every sink; one that fails is switched off."""
+        """Call a function with each sink, and switch off a failed sink."""
         for sink in [*self._sinks]:
             try:
                 call(sink)
-            except Exception as error:  # of any kind: no reason to lose the run
+            except Exception as error:  # of any type; logging must not end a run
                 self._sinks.remove(sink)
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
 
@@ -182,9 +189,9 @@ class MetricsLog:
         self._show(lambda display: display.message(text))
 
     def _show(self, call: Callable[[Display], None]) -> None:
-        """Call the display; silence it if its reader has gone (`| head -1`, a closed terminal).
+        """Call a function with the display, and silence a display whose stream is closed.
 
-        A signal whose exception the display's error replaced is raised again.
+        The exception of a signal that the display's error has replaced is raised again.
         """
         outer = sys.exception()
         try:
@@ -198,22 +205,22 @@ class MetricsLog:
                 cause = cause.__context__
 
     def flush(self) -> None:
-        """Write the rows to the disk: no checkpoint may be ahead of its rows.
+        """Write all rows to the disk.
 
         Raises:
             OSError: the disk is full.
-            ValueError: the run directory is gone.
+            ValueError: the run directory was removed.
         """
         for file in self._files.values():
             file.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the run and the size of each file of rows."""
+        """Return environment steps, seconds and the size of each file."""
         sizes = {name: file.size for name, file in self._files.items()}
         return self._state | {"bytes": self._state["bytes"] | sizes}
 
     def close(self) -> None:
-        """Close everything; calling it again does nothing.
+        """Close everything; further calls do nothing.
 
         Raises:
             OSError: the last rows cannot be written.
@@ -228,44 +235,44 @@ class MetricsLog:
 
 
 class _Rows:
-    """A file of rows to append to; rows that a full disk refuses wait for the next write.
+    """File to append rows to; rows that do not fit on a full disk wait for the next write.
 
     Args:
         path: path of the file.
-        size: size at the checkpoint, to which the file is cut; None: of a new run.
+        size: size at the checkpoint, to which the file is truncated; None for a new run.
 
     Attributes:
-        size: bytes of all rows, waiting ones included.
+        size: size of all rows in bytes, including waiting ones.
     """
 
     def __init__(self, path: Path, size: int | None) -> None:
         self._path, self._waiting = path, b""
         self._file = path.open("xb" if size is None else "ab", buffering=0)
-        self.size, found = size or 0, path.stat().st_size
-        if self.size < found:
+        self.size = size or 0
+        if self.size < path.stat().st_size:
             self._file.truncate(self.size)
 
     def write(self, row: bytes) -> None:
-        """Append a row: the end of this process does not lose it.
+        """Append a row, without a buffer in this process.
 
         Raises:
             OSError: the disk is full; the row is written with the next one.
-            ValueError: the run directory is gone.
+            ValueError: the run directory was removed.
         """
         if not self._path.exists():
-            gone = f"the run directory {self._path.parent} was removed, moved or unmounted"
-            raise ValueError(f"{gone}. Restore it and resume the run.")
+            text = f"the run directory {self._path.parent} was removed, moved or unmounted"
+            raise ValueError(f"{text}. Restore it and resume the run")
         self._waiting += row
         self.size += len(row)
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def flush(self) -> None:
-        """Write waiting rows, and wait until all are on the disk.
+        """Write waiting rows, and wait until all rows are on the disk.
 
         Raises:
             OSError: the disk is full.
-            ValueError: the run directory is gone.
+            ValueError: the run directory was removed.
         """
         if not self._file.closed:  # a run that has ended may be saved again
             try:
@@ -277,12 +284,12 @@ class _Rows:
 
     def close(self) -> None:
         """Flush and close the file."""
-        with self._file, suppress(ValueError):  # a run directory that is gone takes no rows
+        with self._file, suppress(ValueError):  # the run directory was removed
             self.flush()
 
 
 class _TensorBoard:
-    """TensorBoard events in the run directory."""
+    """Writer of TensorBoard events into the run directory."""
 
     name = "TensorBoard"
 
@@ -291,19 +298,16 @@ class _TensorBoard:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._summary, self._directory = Summary, run_dir
-        # TensorBoard hides events from `purge_step` on that an earlier process wrote.
+        # TensorBoard hides the events of earlier processes from `purge_step` on.
         purge_step = None if resumed_at is None else resumed_at + 1
         self._writer = SummaryWriter(str(run_dir), purge_step=purge_step)
 
     def write(self, values: Values, env_steps: int) -> None:
-        """Write one event with all metrics, in a tenth of the time of an `add_scalar` for each."""
+        """Write one event with all metrics, ten times faster than with `add_scalar`."""
         self._write(self._writer, values, env_steps)
 
-    def episode(self, steps: Path, env_steps: int) -> None:
-        """Write series over the steps of an episode; TensorBoard shows their folder as a run.
-
-        A resumed run replaces it.
-        """
+    def write_episode(self, steps: Path, env_steps: int) -> None:
+        """Write time series of an episode, in a folder that TensorBoard shows as a run."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         folder = self._directory / "episodes" / f"{env_steps:012d}"
@@ -320,18 +324,18 @@ class _TensorBoard:
         writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write remaining events, and close the file."""
         self._writer.close()
 
 
 def _is_series(column: str) -> bool:
-    """Return whether a column of a table of steps is drawn."""
-    named = ("reward", "return", "entropy")
-    return column in named or column.startswith(("std_", "mean_", "action_"))
+    """Return whether a column of a table of steps is written as a time series."""
+    names = ("reward", "return", "entropy")
+    return column in names or column.startswith(("std_", "mean_", "action_"))
 
 
 class _WandB:
-    """Weights & Biases. The run directory keeps the id, under which a resumed run continues."""
+    """Writer to Weights & Biases; a resumed run continues with the id in its directory."""
 
     name = "Weights & Biases"
 
@@ -345,7 +349,7 @@ class _WandB:
             id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
             config=dataclasses.asdict(config), dir=str(run_dir),
         )  # fmt: skip
-        # W&B refuses its own steps to go back, as a resumed run's do, but not those of a metric.
+        # W&B's steps cannot go back as those of a resumed run do, but a metric's steps can.
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, values: Values, env_steps: int) -> None:
@@ -353,5 +357,5 @@ class _WandB:
         self._run.log({"env_steps": env_steps, **values})
 
     def close(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all rows are sent."""
         self._run.finish()

@@ -1,7 +1,7 @@
-"""The part of a checkpoint that each process of a run saves and loads. Kind: effects (files).
+"""Parts of a checkpoint, which each process of a run saves and loads. Kind: effects (files).
 
-The first process saves what all have in common. The rest differs: the environments and their
-rollouts, and the random order of minibatches.
+Rank 0 saves the common state. Environments, their rollouts and the generators that shuffle
+minibatches differ between processes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.seeding import derive_seed
 
 OLD_POLICY = "old-policy"
-"""Beginning of the name of the chunk with the policy before an auxiliary phase."""
+"""Prefix of the name of the chunk with the policy before an auxiliary phase."""
 
 
 def rank_state(state: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return what this process saves of the state of a run."""
+    """Return the part of a run's state that this process saves."""
     if world.is_first:
         return state
     return state | {"learner": {"generator": state["learner"]["generator"]}}
@@ -33,14 +33,14 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
 
     Args:
         files: directory of the run.
-        world: processes of the run, which may be more or fewer than those that saved it.
+        world: processes of the run; their number may differ from that of the checkpoint.
 
     Returns:
-        The part, a sentence about each newer checkpoint that was rejected, and the number of
-        processes that saved it.
+        The part, a message about each rejected checkpoint, and the number of processes that saved
+        the checkpoint.
 
     Raises:
-        CheckpointError: no undamaged checkpoint; every reason is given.
+        CheckpointError: there is no undamaged checkpoint; the message has all reasons.
     """
     part, rejected, folder = Part({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
@@ -51,16 +51,16 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
         saved_by = checkpoint.num_processes(path)
         if saved_by != world.size:
             part = _redistribute(
-                [checkpoint.load_part_of(path, rank=rank) for rank in range(saved_by)], world
+                [checkpoint.load_part(path, rank=rank) for rank in range(saved_by)], world
             )
         elif not world.is_first:
-            part = checkpoint.load_part_of(path, rank=world.rank)
+            part = checkpoint.load_part(path, rank=world.rank)
     learner = world.broadcast_object(part.tree["learner"]) | part.tree["learner"]
     return Part(part.tree | {"learner": learner}, part.chunks), rejected, saved_by
 
 
 def _redistribute(parts: list[Part], world: World) -> Part:
-    """Return this process's part if the number of processes has changed: environments restart."""
+    """Return this process's part if the number of processes has changed, without environments."""
     first = parts[0].tree
     chunks = {
         name: {
@@ -79,9 +79,9 @@ def _redistribute(parts: list[Part], world: World) -> Part:
 
 
 def _local_rows(name: str, parts: list[Tensor], state: dict[str, Any], world: World) -> Tensor:
-    """Return this process's environments of a tensor of which each process saved its own.
+    """Return the rows of this process's environments from a tensor saved in parts.
 
-    The tensor is `[B, …]`, or `[K·B, …]` if it holds all K rollouts of a phase.
+    The tensor is `[B, …]`, or `[K·B, …]` with all K rollouts of a phase.
     """
     num_rollouts = state["num_filled"] if name.startswith(OLD_POLICY) else 1
     by_rollout = torch.cat([part.unflatten(0, (num_rollouts, -1)) for part in parts], dim=1)

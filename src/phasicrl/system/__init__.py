@@ -1,1 +1,1 @@
-"""The machine: what it has, whether it is set up, how fast it is."""
+"""Machine: cores, packages, code version, signals."""

@@ -1,4 +1,4 @@
-"""The machine: cores, processor, installed packages. Kind: effects (asks the system)."""
+"""Machine: cores, processor, installed packages. Kind: effects (reads system files)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use: its affinity, or less by its cgroup.
+    """Return the number of cores that this process may use, by its affinity and control group.
 
-    Half a core or more counts as one: a thread that mostly waits for its share delays the others.
+    The quota of a control group is rounded: a thread with less than half a core would delay others.
     """
     cores, quota = len(os.sched_getaffinity(0)), cgroup_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))
@@ -24,21 +24,21 @@ def num_cores() -> int:
 def cgroup_quota(
     groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Return the CPU time that control groups allow this process, in cores; None without a limit.
+    """Return the CPU quota of this process's control groups, in cores; None without a limit.
 
     Args:
         groups: file with the names of the process's groups.
-        root: folder where control groups are mounted. Of version 1 only the group at the mount
-            counts, which is a container's own.
+        root: folder where control groups are mounted. For version 1, only the group at the mount
+            counts, which is that of a container.
     """
-    own = Path()
+    group = Path()
     with suppress(OSError):
-        own = Path(groups.read_text().rpartition("0::")[2].strip().lstrip("/"))
-    limits = [(root / folder / "cpu.max",) for folder in (own, *own.parents)]
+        group = Path(groups.read_text().rpartition("0::")[2].strip().lstrip("/"))
+    limits = [(root / folder / "cpu.max",) for folder in (group, *group.parents)]
     limits += [tuple(root / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))]
-    quotas: list[float] = []  # the tightest of nested groups counts
+    quotas: list[float] = []  # of nested groups, of which the smallest counts
     for files in limits:
-        with suppress(OSError, ValueError):  # without a limit the quota is the word "max", or -1
+        with suppress(OSError, ValueError):  # no limit is the word "max", or -1
             quota, period = map(int, " ".join(file.read_text() for file in files).split())
             quotas += [quota / period] if quota > 0 else []
     return min(quotas, default=None)
@@ -54,12 +54,12 @@ def processor() -> str:
 
 
 def describe() -> dict[str, str | int | None]:
-    """Return what speed depends on: processor, cores, versions."""
+    """Return processor, cores and versions, for results of benchmarks."""
     return {"processor": processor(), "cores": num_cores(), **versions()}
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions of Python and of the packages that results depend on; None: not installed."""
+    """Return the versions of Python and of required packages; None if not installed."""
     packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
     return {"python": platform.python_version()} | {x: package_version(x) for x in packages}
 
@@ -73,15 +73,15 @@ def package_version(package: str) -> str | None:
 
 
 def optional_module(name: str, need: str, extra: str = "lab") -> Any:
-    """Import a module that need not be installed.
+    """Import a module of an optional package.
 
     Args:
         name: name of the module.
-        need: what needs which package, for the message: `films need imageio-ffmpeg`.
+        need: beginning of the error message, such as `films need imageio-ffmpeg`.
         extra: extra of phasicrl with the package.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message names the extra.
+        ModuleNotFoundError: the package is not installed; the message names the extra.
     """
     try:
         return importlib.import_module(name)

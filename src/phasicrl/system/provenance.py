@@ -1,4 +1,4 @@
-"""Which code this is. Kind: effects (asks git)."""
+"""Version of the code. Kind: effects (runs git)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
-    """Return the commit of a folder, with `-dirty` if it was changed; None outside a checkout."""
-    # The first command fails in a folder that the repository around it does not track.
-    known, describe = "rev-parse --verify HEAD:./", "describe --always --dirty --exclude=*"
+    """Return the commit of a folder, with `-dirty` after changes; None outside a checkout."""
+    # The first command fails in folders that the surrounding repository does not track.
+    verify, describe = "rev-parse --verify HEAD:./", "describe --always --dirty --exclude=*"
     try:
-        for words in (known, describe):
+        for words in (verify, describe):
             answer = subprocess.check_output(
                 ["git", *words.split()], cwd=folder, stderr=subprocess.DEVNULL, text=True
             )

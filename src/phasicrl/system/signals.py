@@ -1,4 +1,4 @@
-"""Signals that end a run become exceptions, after which it is saved. Kind: effects."""
+"""Signals that end a run, as exceptions, so that the run is saved. Kind: effects."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from types import FrameType
 from typing import Any, Self
 
 PREEMPTED, INTERRUPTED = 75, 130
-"""Exit codes of a run that ends by a signal: "try again later"; Ctrl-C."""
+"""Exit codes after SIGTERM ("try again later") and after Ctrl-C."""
 _REPEAT_SECONDS = 0.5
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
-def when_parent_ends(end: Callable[[], object]) -> None:
-    """Call a function, in a thread of its own, when the process that started this one is gone."""
+def watch_parent(on_end: Callable[[], object]) -> None:
+    """Start a thread that calls a function when the parent process has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process has no parent"
 
     def watch() -> None:
         parent.join()
-        end()
+        on_end()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 class TerminationRequested(BaseException):
-    """A signal came. No SystemExit: an environment that calls `sys.exit()` raises that."""
+    """Request by a signal to end; no SystemExit, which environments may raise by `sys.exit()`."""
 
 
 class Preempted(SystemExit):
-    """The process was asked to end, and the run is saved; `code` is 75, "try again later"."""
+    """End of the process after a signal, with the run saved and exit code 75, "try again later"."""
 
     def __init__(self, name: str) -> None:
         super().__init__(PREEMPTED)
@@ -48,19 +48,19 @@ class Preempted(SystemExit):
 
 
 def exit_preempted(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: end the process at once, with exit code 75."""
+    """Handle a signal by ending the process at once, with exit code 75."""
     os._exit(PREEMPTED)
 
 
 @contextmanager
-def exiting_preempted() -> Iterator[None]:
-    """Give a program that trains exit code 75 for signals before and after a run handles them."""
+def handle_preemption() -> Iterator[None]:
+    """Exit with code 75 after signals before and after a run, which handles them itself."""
     default = [n for n in _TERMINATION if signal.getsignal(n) == signal.SIG_DFL]
     for number in default:
         signal.signal(number, exit_preempted)
     try:
         yield
-    except Preempted:  # the process is about to end
+    except Preempted:  # the process ends
         default.clear()
         raise
     finally:
@@ -69,14 +69,14 @@ def exiting_preempted() -> Iterator[None]:
 
 
 class Signals:
-    """Within its context, raises an exception in the main thread when a first signal arrives.
+    """Context in which the first signal raises an exception in the main thread.
 
-    SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `TerminationRequested`,
-    which leaves the context as `Preempted`. Signals that the program handles itself are left alone.
+    SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `TerminationRequested`, which
+    leaves the context as `Preempted`. Signals that the program handles itself are not changed.
 
     Args:
-        request: called with the exception; returns whether all processes of the run will raise it
-            together later. Else it is raised at once.
+        request: function of the exception that returns whether all processes of the run will raise
+            it together later; otherwise it is raised at once.
     """
 
     def __init__(self, request: Callable[[BaseException], bool]) -> None:
@@ -85,7 +85,7 @@ class Signals:
         self._is_ending, self._raised_at = False, -math.inf
 
     def __enter__(self) -> Self:
-        """Handle the signals; only a main thread can."""
+        """Install the handlers, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, *_TERMINATION):
                 before = signal.getsignal(number)
@@ -94,7 +94,7 @@ class Signals:
         return self
 
     def hold(self) -> None:
-        """Ignore further signals while the run is saved; a second Ctrl-C ends the process."""
+        """Ignore further signals while the run is saved, except a second Ctrl-C."""
         self._is_ending = True
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -108,9 +108,9 @@ class Signals:
             raise preempted from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # A group of processes gets several of a kind at once, of which the first counts. A later
-        # one counts too: the first may have been raised where Python ignores exceptions, such as
-        # a destructor.
+        # A process group may get several signals at once, of which the first counts. Later ones
+        # count too, because the first may have been raised where Python ignores exceptions, such
+        # as in a destructor.
         now = time.monotonic()
         if now - self._raised_at < _REPEAT_SECONDS:
             return

@@ -1,1 +1,1 @@
-"""One training run: how it is built, timed, evaluated and saved. `algorithm.learn` drives it."""
+"""Training run: construction, timing, evaluation and saving, used by `algorithm.learn`."""

@@ -1,4 +1,4 @@
-"""Checks that the processes of a run can train it together. Kind: effects (files)."""
+"""Checks that the processes of a run agree. Kind: effects (files)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import LOCK_FILE
 
 _SECONDS = 10.0
-"""Time after which a network file system has shown a new file to all machines."""
+"""Maximum time for a new file to appear on all machines of a network file system."""
 
 
 def check_shares(config: Config, world: World) -> None:
-    """Check that environments and minibatches can be shared equally by the processes.
+    """Check that environments and minibatches divide equally among the processes.
 
     Raises:
-        ValueError: they cannot be.
+        ValueError: a number is not divisible.
     """
     num_envs, rest = divmod(config.env.num_envs, world.size)
     if rest:
@@ -36,10 +36,10 @@ def check_shares(config: Config, world: World) -> None:
 
 
 def check_shared(files: RunDirectory, world: World) -> None:
-    """Check that this process sees the first one's run directory.
+    """Check that this process sees the run directory of rank 0.
 
     Raises:
-        RankError: the directory is missing here, or is another one of the same name.
+        RankError: the directory is missing here, or is another one of that name.
     """
     marker = files.path / LOCK_FILE
     expected = world.broadcast_object(marker.read_text("utf-8") if world.is_first else "")
@@ -47,7 +47,7 @@ def check_shared(files: RunDirectory, world: World) -> None:
     while not (marker.is_file() and marker.read_text("utf-8") == expected):
         if time.monotonic() > until:
             raise RankError(
-                f"rank {world.rank} does not see the run directory {files.path} of rank 0; "
-                "--output-dir must be a folder that all machines share"
+                f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
+                "directory of rank 0 in it; expected a folder that all machines share"
             )
         time.sleep(0.1)

@@ -6,40 +6,41 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 10_000
-DRAWS_AT_ONCE = 2_000_000  # 16 MB
+MAX_COUNTS = 2_000_000  # 16 MB
 _TAIL = (1.0 - 0.95) / 2.0
 
 
 def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
     """Return the 95 % interval of the mean by the percentile bootstrap (Efron 1979).
 
-    The same values always give the same interval; one value gives an interval of width 0.
+    The result is deterministic; a single value has an interval of width 0.
 
     Raises:
-        ValueError: no values, or some are not finite.
+        ValueError: there are no values, or some are not finite.
     """
     low, high = bootstrap_band(np.asarray(values, dtype=np.float64)[:, None])
     return float(low[0]), float(high[0])
 
 
 def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the 95 % interval of the mean over rows for each column, `[runs, points]`.
+    """Return the 95 % intervals of the mean over rows, for each column of `[runs, points]`.
 
-    A resample draws whole rows, so that the band of a smooth curve is smooth.
+    Whole rows are resampled, so that the band of a smooth curve is smooth.
 
     Returns:
-        Lower and upper edge.
+        Lower and upper edges, `[points]`.
 
     Raises:
-        ValueError: no rows, or some values are not finite.
+        ValueError: there are no rows, or some values are not finite.
     """
     rows = np.asarray(curves, dtype=np.float64)
     if len(rows) == 0 or not np.isfinite(rows).all():
-        raise ValueError("an interval of the mean needs at least one value, and finite ones")
+        text = f"values has shape {rows.shape}, finite: {bool(np.isfinite(rows).all())}"
+        raise ValueError(f"{text}; expected at least one value, and finite ones")
     count, generator = len(rows), np.random.default_rng(0)
-    block = max(1, DRAWS_AT_ONCE // count)
+    block = max(1, MAX_COUNTS // count)
     sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
-    # A resample is a row of multinomial counts, so that all resamples are one product.
+    # A resample is a row of multinomial counts: all resamples are one matrix product.
     share = np.full(count, 1.0 / count)
     counts = (generator.multinomial(count, share, size=size) for size in sizes)
     means = np.concatenate([drawn @ rows for drawn in counts]) / count

@@ -1,4 +1,4 @@
-"""Construction of a run, new or from a checkpoint. Kind: effects (makes environments, files)."""
+"""Construction of new and resumed runs. Kind: effects (makes environments, files)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EnvFactory = Callable[[], gym.Env]
 
 
 class EvaluationObjects(TypedDict, total=False):
-    """Objects of the user that a trained agent needs, see `phasicrl.train`."""
+    """Custom objects of a trained agent, see `phasicrl.train`."""
 
     make_env: EnvFactory | None
     make_vector_env: MakeVectorEnv | None
@@ -57,7 +57,7 @@ class EvaluationObjects(TypedDict, total=False):
 
 
 class UserObjects(EvaluationObjects, total=False):
-    """Objects of the user, see `phasicrl.train`."""
+    """Custom objects of a run, see `phasicrl.train`."""
 
     mask_actions: MaskFunction | None
 
@@ -69,24 +69,23 @@ def start_run(
     world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
 ) -> Run:
-    """Make a new run directory and everything a run needs, or nothing if that fails.
+    """Make a new run and its directory; if that fails, nothing is left behind.
 
     Args:
-        config: configuration of the run.
-        resume: `auto` resumes the newest run of this experiment, seed and length instead, if there
-            is one.
+        config: options of the run.
+        resume: `auto` resumes the newest run of this experiment, seed and length, if there is one.
         world: processes of the run.
-        user: objects of the user.
+        user: custom objects, see `phasicrl.train`.
 
     Raises:
-        ValueError: the configuration cannot work here.
+        ValueError: the configuration cannot work.
     """
     check_types(config)
     for module in config.imports:
         import_module(module)
-    begun = RunDirectory.of(config) if resume == "auto" else []
-    if begun := [files for files in begun if files.checkpoints]:
-        return resume_run(begun[-1].path, world=world, **user)
+    runs = RunDirectory.find(config) if resume == "auto" else []
+    if runs := [files for files in runs if files.checkpoints]:
+        return resume_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as resources, ExitStack() as undo:
         signals = resources.enter_context(Signals(world.request_end))
@@ -104,7 +103,7 @@ def start_run(
         run, _ = _build_run(config, objects, world, signals, resources, make_directory)
         run.write_card()
         run.take_snapshot()
-        if config.checkpoint.while_training:  # resume needs one, whatever the first iteration does
+        if config.checkpoint.is_periodic:  # the first iteration may fail
             run.save()
         undo.pop_all()
         run.resources = resources.pop_all()
@@ -118,24 +117,25 @@ def resume_run(
     world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
 ) -> Run:
-    """Rebuild the run in `directory` from its newest undamaged checkpoint.
+    """Restore the run in a directory from its newest undamaged checkpoint.
 
-    Environments replay the current episodes: on a CPU, the resumed run equals the unbroken one to
-    the bit. Environments that cannot (`exact_state`) start new episodes, and the log says so.
+    Environments replay their current episodes; on a CPU, the resumed run is then equal, bit by bit,
+    to an uninterrupted one. Environments without replay (`exact_state`) start new episodes, which
+    is logged.
 
     Args:
         directory: run directory.
-        accept_config_changes: see `phasicrl.resume`.
-        world: processes of the run, perhaps more or fewer than before.
-        user: objects of the user.
+        accept_config_changes: whether changes of config.json are accepted, see `phasicrl.resume`.
+        world: processes of the run; their number may differ from before.
+        user: custom objects, see `phasicrl.train`.
 
     Raises:
-        ValueError: not a run directory, in use by another process, no usable checkpoint, or a
-            changed configuration.
+        ValueError: the directory is not a run directory, is in use by another process, has no
+            usable checkpoint, or its configuration was changed.
     """
     files, objects = RunDirectory(directory), {**dict.fromkeys(USER_OBJECTS), **user}
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
-    config = files.config_for(**objects)
+    config = files.load_config(**objects)
     with ExitStack() as resources:
         signals = resources.enter_context(Signals(world.request_end))
         with world.sync_errors("opening the run directory"):
@@ -156,17 +156,17 @@ def resume_run(
         try:
             run.load_state_dict(*part, same_episodes=not remark)
         except (RuntimeError, ValueError, KeyError) as error:
-            fits = f"the checkpoint does not fit the run that {directory}/config.json describes"
-            raise ValueError(f"{fits}: {error}") from None
+            text = f"the checkpoint does not fit {directory}/config.json"
+            raise ValueError(f"{text}: {error}. Restore the file") from None
         run.take_snapshot()
         run.resources = resources.pop_all()
     for sentence in rejected:
         run.log.message(f"warning: {sentence}")
     if saved_by != world.size:
-        remark += f"; {saved_by} processes had trained it, now it is {world.size}"
+        remark += f"; the number of processes was {saved_by} and is {world.size}"
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
-        message = f"{directory} is finished already, after {env_steps:,} steps: nothing is written"
+        message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
     run.log.message(message)
     return run
 
@@ -177,8 +177,8 @@ def _open_envs(
     """Make the environments of a new run, or restore those of a checkpoint.
 
     Returns:
-        The environments, the run's clock when they were made, their observations if they were
-        restored, and, for a message, why they start new episodes.
+        The environments, the environment steps at their creation, their observations if they were
+        restored, and a remark for the log if they start new episodes.
     """
     if state is None:
         return _make_envs(config, user, world), 0, None, ""
@@ -197,7 +197,7 @@ def _open_envs(
 def _make_envs(
     config: Config, user: dict[str, Any], world: World, *, since: int = 0, env_steps: int = 0
 ) -> VectorEnv:
-    """Make this process's environments, with the user's masks."""
+    """Make the environments of this process, with the heuristic masks of `mask_actions`."""
     share, mask_actions = world.local_slice(config.env.num_envs), user["mask_actions"]
     envs = make_envs(
         config.env, seed=derive_seed(config.seed, "env", since), first_env=share.start,
@@ -215,19 +215,19 @@ def _build_run(
     config: Config, user: dict[str, Any], world: World, signals: Signals, resources: ExitStack,
     make_directory: Callable[[], RunDirectory], state: dict[str, Any] | None = None,
 ) -> tuple[Run, str]:  # fmt: skip
-    """Make everything a run needs; first what could refuse the configuration.
+    """Make a run; parts that may reject the configuration come first.
 
     Args:
-        config: configuration of the run.
-        user: objects of the user.
+        config: options of the run.
+        user: custom objects, see `phasicrl.train`.
         world: processes of the run.
-        signals: handlers of the run's signals.
-        resources: gets what must be closed.
-        make_directory: returns the run directory, which the first process has locked.
-        state: state of the run to resume.
+        signals: signal handlers of the run.
+        resources: stack that closes everything at the end of the run.
+        make_directory: function that returns the run directory, locked by rank 0.
+        state: state of the run to resume; None for a new one.
 
     Returns:
-        The run, without its state, and why environments start new episodes.
+        The run with initial state, and a remark for the log if environments start new episodes.
     """
     world.check_same("configuration", config.values)
     world.check_same("versions", lambda: versions() | {"commit": commit()})
@@ -251,7 +251,7 @@ def _build_run(
         log.message(message)
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.message, world=world)
-    # All processes draw the same noise for the actions, and their own order of minibatches.
+    # All processes share the noise of actions, but each shuffles its minibatches differently.
     noise = Generator(executor.device).manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(
         envs, agent, generator=noise, executor=executor,
@@ -283,7 +283,7 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
 
 
 def _make_plan(config: Config, envs: VectorEnv, device: str, world: World) -> Plan:
-    """Return the first process's plan, on the device and the cores of this one."""
+    """Return the plan of rank 0, with the device and the cores of this process."""
     plan = world.broadcast_object(make_plan(
         config, device, num_cores=num_cores(), has_compiler=has_compiler(),
         has_images=any(is_image(part) for _, part in leaves(envs.observation_space)),
@@ -291,14 +291,14 @@ def _make_plan(config: Config, envs: VectorEnv, device: str, world: World) -> Pl
     if world.size == 1:
         return plan
     threads = min(plan.num_threads, num_cores())
-    # Processes that wait for each other must not wait for each other's turn.
+    # Processes of one run wait for each other in every step, so that turns would deadlock.
     return dataclasses.replace(plan, device=device, num_threads=threads, take_turns=False)
 
 
 def _unused_options(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
-    """Return a warning for each thing without which options have no effect."""
-    made_by = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
-    backend = made_by or envs.name.partition(":")[0]
+    """Return warnings about options without effect, one for each missing condition."""
+    custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
+    backend = custom or envs.name.partition(":")[0]
     unused = unused_options(config, envs, backend)
     return [
         f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
@@ -310,10 +310,10 @@ def _unused_options(config: Config, envs: VectorEnv, user: dict[str, Any]) -> li
 def make_agent(
     config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None
 ) -> Agent:
-    """Make the agent for these environments, with initial weights that follow from the seed."""
+    """Make the agent for some environments, with initial weights from the run's seed."""
     init_seed = derive_seed(config.seed, "init")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(init_seed)  # a user's encoder draws from the global generator
+        torch.manual_seed(init_seed)  # a custom encoder draws from the global generator
         try:
             return Agent(
                 envs.observation_space,

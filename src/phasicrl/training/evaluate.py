@@ -1,4 +1,4 @@
-"""Evaluation of a trained agent. Kind: effects (steps environments of its own)."""
+"""Evaluation of a trained agent. Kind: effects (steps environments)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from phasicrl.training.evaluation import (
     levels_in,
     load_from_lab,
     make_evaluation_envs,
-    play,
+    run_agent,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Finished episodes under one way of choosing actions.
+    """Result of an evaluation: finished episodes with one kind of actions.
 
     Attributes:
-        policy: `greedy` takes the most likely action, `sampled` draws one.
-        returns: undiscounted return of each episode, in the environment's own reward.
-        lengths: steps of each episode.
+        policy: kind of actions: `greedy` for the most likely ones, `sampled` for random ones.
+        returns: undiscounted return of each episode, in environment rewards.
+        lengths: number of steps of each episode.
         levels: levels of Procgen.
     """
 
@@ -46,11 +46,11 @@ class Evaluation:
 
     @property
     def mean_return(self) -> float:
-        """Mean over episodes."""
+        """Mean return over episodes."""
         return float(np.mean(self.returns))
 
     def to_dict(self) -> dict[str, float | int | str | list[float]]:
-        """Return a summary; the interval is the mean's, by the bootstrap."""
+        """Return a summary; `interval_95` is the bootstrap interval of the mean."""
         returns = np.array(self.returns)
         return {
             "policy": self.policy,
@@ -76,13 +76,13 @@ def generalization_gaps(results: Sequence[Evaluation]) -> dict[PolicyKind, float
 
 @dataclass(frozen=True, slots=True)
 class SavedAgent:
-    """The agent in a run directory, and the environments that it was trained in.
+    """Agent in a run directory, with the environments of its training.
 
     Attributes:
         files: run directory.
-        config: configuration of the run.
-        env_objects: the user's `make_env` and `make_vector_env`, or None.
-        make_encoder: the user's, or None.
+        config: options of the run.
+        env_objects: custom `make_env` and `make_vector_env`, or None.
+        make_encoder: function that makes a custom encoder, or None.
     """
 
     files: RunDirectory
@@ -95,31 +95,32 @@ class SavedAgent:
         cls, run_dir: Path | str, levels: EvaluatedLevels = "unseen",
         **user_objects: Unpack[EvaluationObjects],
     ) -> Self:  # fmt: skip
-        """Open a run.
+        """Open a run directory.
 
         Args:
-            run_dir: run directory.
-            levels: levels to be played, see `check_levels`.
-            user_objects: see `evaluate`.
+            run_dir: path of the run directory.
+            levels: levels of Procgen to evaluate, see `check_levels`.
+            user_objects: custom objects, see `evaluate`.
 
         Raises:
-            ValueError: not a run directory, no such levels, or an object of the user is missing.
+            ValueError: the directory is not a run directory, the levels do not exist, or a custom
+                object is missing.
         """
         files = RunDirectory(Path(run_dir))
         objects: dict[str, Any] = {"make_env": None, "make_vector_env": None, **user_objects}
         make_encoder = objects.pop("make_encoder", None)
-        config = files.config_for(make_encoder=make_encoder, **objects)
+        config = files.load_config(make_encoder=make_encoder, **objects)
         check_levels(levels, None if any(objects.values()) else config.env)
         return cls(files, config, objects, make_encoder)
 
     def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
-        """Make environments for evaluation, see `make_evaluation_envs`."""
+        """Make environments for an evaluation, see `make_evaluation_envs`."""
         return make_evaluation_envs(
             self.config, num_envs=num_envs, levels=levels, seed=seed, **self.env_objects
         )
 
     def load(self, envs: VectorEnv, which: WeightsKind = "last") -> Agent:
-        """Load the agent with its last weights, or its best.
+        """Load the agent with its last or best weights.
 
         Raises:
             ValueError: there are no weights yet, or they do not fit the network.
@@ -130,7 +131,7 @@ class SavedAgent:
         except RuntimeError as error:
             raise ValueError(
                 f"the weights in {self.files.path} do not fit the network of config.json "
-                f"(a network of your own needs make_encoder): {error}"
+                f"(a custom network needs make_encoder): {error}"
             ) from None
         return agent.eval()
 
@@ -147,24 +148,25 @@ def evaluate(
     json: Path | None = None,
     **user_objects: Unpack[EvaluationObjects],
 ) -> list[Evaluation]:
-    """Evaluate an agent on episodes that it has not trained on.
+    """Evaluate a trained agent on new episodes.
 
-    Every environment has the same number of episodes (or one more), so that short episodes are not
-    favored. Seeds are the same for every run, and none that training used.
+    All environments run the same number of episodes (or one more), so that short episodes are not
+    favored. Seeds depend on `seed` only, and differ from those of training.
 
     Args:
         run_dir: Run directory.
-        episodes: Episodes for each policy.
-        policies: Ways of choosing actions, one after the other.
-        levels: Procgen: the full distribution of levels, those of the training, or both.
+        episodes: Number of episodes for each policy.
+        policies: Kinds of actions: greedy, sampled or both.
+        levels: Procgen: all levels, the training levels, or both.
         seed: Seed of environments and sampled actions.
-        weights: The last weights, or the best by the evaluations of the run.
-        steps_file: CSV file for every step (`phasicrl.lab.film.recorder`).
+        weights: Last weights, or best weights by the evaluations during the run.
+        steps_file: CSV file for a table of every step (needs `phasicrl[lab]`).
         json: JSON file for the results.
-        user_objects: `make_env`, `make_vector_env` and `make_encoder`, as for `train`.
+        user_objects: Custom `make_env`, `make_vector_env` and `make_encoder`, see `train`.
 
     Raises:
-        ValueError: not a run directory, no weights yet, or levels where all are of one kind.
+        ValueError: the directory is not a run directory, has no weights yet, or `levels` has no
+            effect for its environment.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
@@ -175,7 +177,7 @@ def evaluate(
         for which, policy in product(levels_in(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load(envs, weights)
-                played = play(
+                finished = run_agent(
                     agent,
                     envs,
                     episodes=episodes,
@@ -184,7 +186,7 @@ def evaluate(
                     on_step=None if table is None else partial(table.add, which),
                     precision=saved.config.compute.policy_precision,
                 )
-            results.append(Evaluation(policy, *played, levels=which))
+            results.append(Evaluation(policy, *finished, levels=which))
     if json is not None:
         rows = [result.to_dict() for result in results]
         gaps = generalization_gaps(results)

@@ -1,4 +1,4 @@
-"""Episodes that an agent does not train on. Kind: effects (steps environments of its own)."""
+"""Episodes of an agent without training. Kind: effects (steps environments)."""
 
 from __future__ import annotations
 
@@ -21,101 +21,104 @@ from phasicrl.seeding import derive_seed
 
 
 def load_from_lab(name: str) -> Any:
-    """Return what the lab registers in the entry-point group `phasicrl.lab`.
+    """Load an object that the lab registers in the entry-point group `phasicrl.lab`.
 
     Raises:
         ImportError: the lab is not installed.
     """
-    for found in entry_points(group="phasicrl.lab", name=name):
-        return found.load()
+    for entry in entry_points(group="phasicrl.lab", name=name):
+        return entry.load()
     raise ImportError("films and tables of steps need the lab: pip install 'phasicrl[lab]'")
 
 
 class Episodes(NamedTuple):
-    """Finished episodes: undiscounted returns in the environment's own reward, and lengths."""
+    """Finished episodes: undiscounted returns in environment rewards, and lengths."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
 
 
 def mean_episode(parts: Iterable[Episodes]) -> tuple[float, float]:
-    """Return mean return and length over the episodes of all parts."""
+    """Return the mean return and length over the episodes of all parts."""
     returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
     return statistics.fmean(returns), statistics.fmean(lengths)
 
 
 class EpisodeTracker:
-    """Returns and lengths of the current episodes of B environments, and of finished ones.
+    """Returns and lengths of current and finished episodes of B environments.
 
     Args:
-        num_envs: B.
-        episodes: number of episodes that count; every environment has its share of them.
+        num_envs: number of environments B.
+        episodes: number of episodes to count; each environment has an equal share.
     """
 
     def __init__(self, num_envs: int, episodes: int) -> None:
         self._left = torch.full((num_envs,), episodes // num_envs)
         self._left[: episodes % num_envs] += 1
-        self.numbers, self.lengths = torch.zeros(2, num_envs, dtype=torch.int64)
+        self.indices, self.lengths = torch.zeros(2, num_envs, dtype=torch.int64)
         self.returns = torch.zeros(num_envs, dtype=torch.float64)
         self.finished: list[tuple[float, int]] = []
 
     @property
-    def are_counted(self) -> Tensor:
-        """Environments whose current episode counts, `[B]`."""
+    def counted_envs(self) -> Tensor:
+        """Environments whose current episode counts, `[B]` bool."""
         return self._left > 0
 
     def add(self, reward: Tensor) -> None:
-        """Add a step of every environment."""
+        """Add the rewards `[B]` of one step."""
         self.returns += reward
         self.lengths += 1
 
     def end(self, ended: Tensor, cut: Tensor) -> None:
-        """Start new episodes where `ended`, `[B]` bool; those `cut` by a fault do not count."""
-        counted = ended & self.are_counted & ~cut
-        reached = (self.returns[counted].tolist(), self.lengths[counted].tolist())
-        self.finished += zip(*reached, strict=True)
+        """Finish episodes where `ended`, `[B]` bool; those `cut` by a fault do not count."""
+        counted = ended & self.counted_envs & ~cut
+        pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
+        self.finished += zip(*pairs, strict=True)
         self._left[counted] -= 1
-        self.numbers[ended] += 1
+        self.indices[ended] += 1
         self.returns[ended], self.lengths[ended] = 0, 0
 
 
 OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, EpisodeTracker], None]
-"""Called after every step with kind of policy, distributions, actions, step and episodes so far."""
+"""Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
 def levels_in(levels: EvaluatedLevels) -> tuple[Levels, ...]:
-    """Return the levels to evaluate, one after the other."""
+    """Return the kinds of levels to evaluate, in order."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
 
 def check_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
-    """Refuse levels that equal the unseen ones: no game of Procgen, or trained on all levels.
+    """Check that training levels and unseen levels differ, unless `levels` is `unseen`.
 
     Args:
         levels: requested levels.
-        env: environment of the training; None for one of the user's.
+        env: options of the training environment; None for a custom one.
+
+    Raises:
+        ValueError: the environment is not a game of Procgen, or was trained on all levels.
     """
     if levels == "unseen" or env is None:
         return
     is_procgen = resolve(env.id)[0] == "procgen"
     if not is_procgen or env.num_levels == 0:
-        why = "but the agent was trained on all levels (env.num_levels 0)"
+        reason = "an agent that was trained on all levels (env.num_levels 0)"
         if not is_procgen:
-            why = "which has no effect without a game of Procgen (procgen:NAME)"
-        raise ValueError(f"levels is {levels}, {why}. Leave it at unseen.")
+            reason = "an environment that is not a game of Procgen (procgen:NAME)"
+        raise ValueError(f"levels is {levels}; expected unseen for {reason}")
 
 
 def make_evaluation_envs(
     config: Config, *, num_envs: int, levels: Levels, seed: int, **user: Any
 ) -> VectorEnv:
-    """Make environments like the run's, of whole games and with seeds that training never uses.
+    """Make environments like those of a run, with whole games and seeds unused in training.
 
     Args:
-        config: configuration of the run.
+        config: options of the run.
         num_envs: number of environments.
-        levels: see `evaluate`.
-        seed: see `evaluate`.
-        user: `make_env` or `make_vector_env`, see `evaluate`.
+        levels: levels of Procgen, see `evaluate`.
+        seed: seed of the environments.
+        user: custom `make_env` or `make_vector_env`, see `evaluate`.
     """
     env = replace(config.env, num_envs=num_envs)
     if levels == "unseen":
@@ -124,13 +127,13 @@ def make_evaluation_envs(
 
 
 class AgentInput(NamedTuple):
-    """Everything that a policy acts on.
+    """Inputs of a policy for one step.
 
     Attributes:
-        obs: observations as stored, `[B, *shape]`.
-        first: whether an episode begins, `[B]`.
-        state: state of the memory, `[B, H]`.
-        action_mask: allowed actions, `[B, M]`; None if all are.
+        obs: stored observations, `[B, *shape]`.
+        first: whether the step is the first of its episode, `[B]`.
+        state: memory state, `[B, H]`.
+        action_mask: allowed actions, `[B, A]`; None if all are.
     """
 
     obs: Tensor
@@ -140,32 +143,32 @@ class AgentInput(NamedTuple):
 
 
 OnLast = Callable[[Tensor, Tensor], None]
-"""Called with observations `[B, …]`, the last ones where episodes ended, and these ends `[B]`."""
+"""Callback with observations `[B, …]`, final ones where episodes ended, and these ends `[B]`."""
 OnChoice = Callable[[AgentInput, AgentOutput, Tensor], None]
-"""Called before each step with the inputs, the agent's output `[B, 1]` and actions `[B, 1, …]`."""
+"""Callback before each step, with the inputs, the agent's output and actions `[B, 1, …]`."""
 Act = Callable[[AgentInput], tuple[Tensor, Tensor]]
-"""Maps inputs to the environments' actions `[B, …]` and the next state of the memory."""
+"""Function that maps inputs to environment actions `[B, …]` and the next memory state `[B, H]`."""
 
 
-def play_episodes(
+def run_episodes(
     act: Act, envs: VectorEnv, state: Tensor, *, episodes: int,
     on_last: OnLast = lambda obs, ended: None,
     on_step: Callable[[TimeStep, EpisodeTracker], None] = lambda step, tracker: None,
 ) -> Episodes:  # fmt: skip
-    """Act until every environment has finished its share of `episodes`.
+    """Run episodes until every environment has finished its share.
 
     Args:
-        act: chooses actions.
+        act: function that chooses actions.
         envs: new environments.
-        state: initial state of the memory, `[B, H]`.
+        state: initial memory state, `[B, H]`.
         episodes: total number of episodes.
-        on_last: see `OnLast`.
-        on_step: called after every step, with the episodes so far.
+        on_last: callback at the ends of episodes, see `OnLast`.
+        on_step: callback after every step, with the step and the episodes so far.
     """
     tracker = EpisodeTracker(envs.num_envs, episodes)
     first = torch.ones(envs.num_envs, dtype=torch.bool)
     inputs = AgentInput(envs.reset(), first, state, envs.action_mask)
-    while tracker.are_counted.any():
+    while tracker.counted_envs.any():
         action, state = act(inputs)
         step = envs.step(action)
         tracker.add(step.reward)
@@ -182,22 +185,22 @@ def play_episodes(
 
 
 @torch.inference_mode()
-def play(
+def run_agent(
     agent: Agent, envs: VectorEnv, *, episodes: int, policy: PolicyKind, seed: int,
     on_choice: OnChoice | None = None, on_step: OnStep | None = None,
     on_last: OnLast = lambda obs, ended: None, precision: Precision = "fp32",
 ) -> Episodes:  # fmt: skip
-    """Run an agent until every environment has finished its share of `episodes`.
+    """Run episodes of an agent until every environment has finished its share.
 
     Args:
         agent: policy and value networks.
         envs: new environments.
         episodes: total number of episodes.
-        policy: way of choosing actions.
+        policy: kind of actions, greedy or sampled.
         seed: seed of sampled actions.
-        on_choice: see `OnChoice`; the environments can still be drawn.
-        on_step: see `OnStep`.
-        on_last: see `OnLast`.
+        on_choice: callback before each step, when environments can be rendered, see `OnChoice`.
+        on_step: callback after each step, see `OnStep`.
+        on_last: callback at the ends of episodes, see `OnLast`.
         precision: precision of the encoders.
     """
     generator = Generator().manual_seed(seed)
@@ -208,7 +211,7 @@ def play(
         arguments = (obs.unsqueeze(1), first.unsqueeze(1), state,
                      None if mask is None else mask.unsqueeze(1))  # fmt: skip
         output = None if on_choice is None else agent(*arguments, precision=precision)
-        if output is None:  # nothing needs the values
+        if output is None:  # values are not needed
             distribution, state = agent.policy(*arguments, precision=precision)
         else:
             distribution, state = output.policy, output.state
@@ -224,4 +227,4 @@ def play(
             on_step(policy, distribution, action, step, tracker)
 
     state = agent.initial_state(envs.num_envs)
-    return play_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=after_step)
+    return run_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=after_step)

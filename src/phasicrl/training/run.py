@@ -1,4 +1,4 @@
-"""A run: everything that `algorithm.learn` works on and a checkpoint holds. Kind: state."""
+"""Run: everything that `algorithm.learn` uses and a checkpoint holds. Kind: state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
 from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_error
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
-from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
-from phasicrl.runs.console import duration
+from phasicrl.runs.checkpoint import Chunks, hash_tensors, save_checkpoint
+from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
@@ -36,7 +36,7 @@ from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
 
 def _copy(tree: Any) -> Any:
-    """Copy the content of a checkpoint, ten times as fast as `copy.deepcopy`."""
+    """Copy the content of a checkpoint, ten times faster than `copy.deepcopy`."""
     if isinstance(tree, Tensor):
         return tree.clone()
     if isinstance(tree, dict):
@@ -47,28 +47,29 @@ def _copy(tree: Any) -> Any:
 
 
 class Run:
-    """A learner with its environments, buffer, directory, log and clock.
+    """Learner with environments, buffer, directory, log and clock.
 
-    As a context it is closed at the end; if it fails, its last whole iteration is saved.
+    As a context manager, the run is closed at the end; after an error, its last complete iteration
+    is saved.
 
     Attributes:
-        env_steps: steps of single environments so far, the run's clock.
+        env_steps: environment steps so far, over all environments and processes.
         record: metrics of the current iteration.
         directory: path of the run directory.
-        agent: networks that are trained.
+        agent: networks of the learner.
         envs: environments of this process.
         world: processes of the run.
 
     Args:
-        config: configuration of the run.
+        config: options of the run.
         files: run directory.
         learner: agent, optimizers and normalizers.
-        collector: steps the environments.
+        collector: collector of rollouts.
         buffer: rollouts of one phase.
-        log: sinks of the metrics.
-        signals: holds back signals while the run is saved.
-        envs_since: environment steps when the environments were made, which their seeds depend on.
-        user: objects of the user by the names of `train`'s arguments.
+        log: log of the metrics.
+        signals: signal handlers, which ignore signals while the run is saved.
+        envs_since: environment steps at the creation of the environments, for their seeds.
+        user: custom objects by the names of `train`'s arguments.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of the run, earlier parts of a resumed one included."""
+        """Wall-clock time of the run, including the time before it was resumed."""
         return self._seconds_before + time.perf_counter() - self._started
 
     def collect(self, rollout: Rollout) -> Rollout:
-        """Fill the rollout, advance the clock, and return the rollout."""
+        """Fill a rollout, count its steps, and return it."""
         self._iteration_started = time.perf_counter()
         self.stage("rollout")
         self.collector.collect(
@@ -122,11 +123,11 @@ class Run:
         return rollout
 
     def stage(self, name: str) -> None:
-        """Show the name of the stage that starts."""
+        """Show the name of the stage that starts, on the console."""
         self.log.progress(name)
 
     def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
-        """Write a row for an epoch that has ended, if `log.epochs` is on.
+        """Write the metrics of a finished epoch if `log.epochs` is on.
 
         Args:
             phase: phase that was trained.
@@ -136,10 +137,10 @@ class Run:
         if self.config.log.epochs:
             record = self.world.average_record(means.recent_means())
             place = {"env_steps": self.env_steps, "iteration": self.iteration}
-            self.log.epoch(record, **place, kind=phase, epoch=epoch + 1)
+            self.log.write_epoch(record, **place, kind=phase, epoch=epoch + 1)
 
     def finish_iteration(self, record: Record) -> None:
-        """Evaluate if it is due, log the iteration's metrics, and save if that is due."""
+        """Log the iteration's metrics; evaluate and save a checkpoint if either is due."""
         total = time.perf_counter() - self._iteration_started
         record |= self.collector.episodes.report() | {
             "charts/SPS": self.config.batch_size / total,
@@ -153,11 +154,11 @@ class Run:
         self.maybe_checkpoint()
 
     def _evaluate(self) -> Record:
-        """Run episodes with a copy of the agent, and save its weights if they are the best."""
+        """Evaluate a copy of the agent, and save its weights if they are the best so far."""
         self.stage("evaluation")
         start = time.perf_counter()
         agent = copy.deepcopy(self.agent).cpu().eval()
-        record = self._periodic_evaluation.play(agent, self.env_steps)
+        record = self._periodic_evaluation.evaluate(agent, self.env_steps)
         if self._best_return is None or record["evaluation/return"] > self._best_return:
             try:
                 if self.world.is_first:
@@ -173,10 +174,10 @@ class Run:
     def maybe_checkpoint(self) -> None:
         """Take a snapshot of the state, and save it if a checkpoint is due.
 
-        A full disk does not end a run of one process.
+        In a run of one process, a full disk causes a warning only.
         """
         self.take_snapshot()
-        if not self.world.any_rank(self.world.is_first and self._checkpoint_is_due()):
+        if not self.world.any_rank(self.world.is_first and self._is_checkpoint_due()):
             return
         try:
             self._write_checkpoint()
@@ -188,8 +189,8 @@ class Run:
                 f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training continues"
             )
 
-    def _checkpoint_is_due(self) -> bool:
-        """Return whether a checkpoint is due by the clock or the number of iterations."""
+    def _is_checkpoint_due(self) -> bool:
+        """Return whether a checkpoint is due by time or number of iterations."""
         every = self.config.checkpoint
         minutes, iterations = every.every_minutes, every.every_iterations
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
@@ -198,13 +199,13 @@ class Run:
         return not in_iteration and iterations is not None and self.iteration % iterations == 0
 
     def take_snapshot(self) -> None:
-        """Copy the state, so that it can be saved if the next iteration is cut short."""
+        """Copy the state, so that it can be saved if the next iteration fails."""
         self._snapshot = _copy(self.state_dict()), self._buffer_chunks()
 
     def finish(self) -> None:
-        """Save the final state and the card; a run that was finished before stays as it is."""
-        reached = min(self.env_steps, self._steps_on_card)
-        if self.world.broadcast_object(reached < self.config.budget):
+        """Save the final state and the card, unless the run was finished before."""
+        env_steps = min(self.env_steps, self._steps_on_card)
+        if self.world.broadcast_object(env_steps < self.config.budget):
             self.save()
             self.write_card()
 
@@ -212,8 +213,8 @@ class Run:
         """Save a checkpoint of the current state, and the agent's weights.
 
         Raises:
-            ValueError: the weights are not finite; they would replace good ones.
-            OSError: the disk is full; earlier checkpoints are still there.
+            ValueError: the weights are not finite.
+            OSError: the disk is full; earlier checkpoints are unchanged.
         """
         self.take_snapshot()
         self._write_checkpoint()
@@ -227,9 +228,9 @@ class Run:
         finite = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
         if not torch.stack(finite).all():
             raise make_diverged_error(["the agent's weights"])
-        self.world.check_same("their weights", lambda: {"SHA-256": digest_of_tensors(weights)})
+        self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(weights)})
         with self.world.sync_errors("writing the metrics"):
-            self.log.flush()  # no checkpoint may be ahead of its rows
+            self.log.flush()  # before the checkpoint, which refers to the size of the log
         save_checkpoint(
             self.files.checkpoint_folder,
             rank_state(state, self.world) | {"config": self.config.to_json()},
@@ -264,7 +265,7 @@ class Run:
         })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that must survive, except the rollouts, which are chunks."""
+        """Return everything that a checkpoint must hold, except rollouts, which are chunks."""
         progress = self.buffer.progress
         auxiliary = progress and {
             "epoch": progress.epoch,
@@ -291,18 +292,18 @@ class Run:
     def load_state_dict(
         self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool
     ) -> None:
-        """Restore `state_dict` and the chunks, but for the environments.
+        """Restore `state_dict` and the chunks, except the environments.
 
         Args:
             state: result of `state_dict`.
-            chunks: rollouts of the phase.
-            same_episodes: whether the environments were restored.
+            chunks: rollouts of the phase, and π_old in an auxiliary phase.
+            same_episodes: whether the environments were restored to the same episodes.
         """
         self.learner.load_state_dict(state["learner"])
         action_state, generator = state["action_generator"], self.collector.generator
         if len(action_state) == len(generator.get_state()):
             generator.set_state(action_state)
-        else:  # of another kind of device
+        else:  # saved on another kind of device
             generator.manual_seed(derive_seed(self.config.seed, "action", state["env_steps"]))
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
@@ -321,7 +322,7 @@ class Run:
             self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
 
     def summary(self) -> dict[str, str]:
-        """Return the results of the run as rows of a table for people."""
+        """Return the results of the run as formatted text, by name."""
         parts = ("rollout", "policy", "value", "auxiliary", "evaluation")
         name, count = "charts/episodic_return_100", "charts/num_episodes"
         records = self.files.metrics(name, count, *(f"time/{part}" for part in parts))
@@ -330,7 +331,7 @@ class Run:
         split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]
         rows = {
             "environment steps": f"{self.env_steps:,}",
-            "wall-clock time": duration(self.seconds),
+            "wall-clock time": format_duration(self.seconds),
             "steps per second": f"{self.env_steps / self.seconds:,.0f}",
             "time split": ", ".join(split),
         }
@@ -340,16 +341,16 @@ class Run:
         return rows
 
     def close(self) -> None:
-        """Release environments, log, run directory, PyTorch's settings and signals."""
+        """Release environments, log and run directory; restore PyTorch's settings and signals."""
         self.resources.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Close the run; if it failed, save its last snapshot first.
+        """Close the run; after an error, save its last snapshot first.
 
-        What is raised has the folder as `run_directory`.
+        The error gets an attribute `run_directory`.
         """
         self._signals.hold()
         with self.resources:  # among them `Signals`, which raises Preempted
@@ -359,12 +360,12 @@ class Run:
             if self.world.is_first:
                 vars(error)["run_directory"] = self.directory
                 if isinstance(error, DivergedError):
-                    self._explain(error)
+                    self._add_divergence_note(error)
             self._save_on_exit()
             raise error
 
-    def _explain(self, error: DivergedError) -> None:
-        """Name the first non-finite tensor in the error, and mark the run as diverged."""
+    def _add_divergence_note(self, error: DivergedError) -> None:
+        """Add the name of the first non-finite tensor, and mark the run as diverged."""
         rollout = self.buffer.rollout(max(self.buffer.num_filled - 1, 0))
         tensors = {f"weights.{name}": each for name, each in self.agent.state_dict().items()}
         tensors |= {f"rollout.{name}": each for name, each in rollout.tensors().items()}
@@ -374,21 +375,21 @@ class Run:
             self.files.write_card(self.files.card | {"diverged": True})
 
     def _save_on_exit(self) -> None:
-        """Save the last snapshot, and report how to resume the run."""
+        """Save the last snapshot, and log how to resume the run."""
         try:
             if self.world.size == 1 or self.world.has_shared_error:
                 self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
-        saved, way = self.files.checkpoints, "it has no checkpoint yet"
+        saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
-            way = f"`phasicrl resume {self.directory}` continues from {saved[-1].name}"
-        self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
+            hint = f"`phasicrl resume {self.directory}` continues from {saved[-1].name}"
+        self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}")
 
     def _buffer_chunks(self) -> Chunks:
-        """Return the phase's rollouts and, in its auxiliary phase, π_old: they never change.
+        """Return the phase's rollouts and, in an auxiliary phase, π_old, as unchanging chunks.
 
-        With targets recomputed for an auxiliary phase, rollouts are new chunks.
+        Rollouts whose targets were recomputed have other names.
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
         chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
@@ -403,7 +404,7 @@ class Run:
         return f"{OLD_POLICY}-{self.learner.phase:06d}"
 
     def _chunk_name(self, slot: int) -> str:
-        """Return the name of a rollout with its targets, unique in the run."""
+        """Return the name of a rollout's chunk, unique in the run."""
         aux, in_auxiliary_phase = self.config.aux, self.buffer.progress is not None
-        renewed = in_auxiliary_phase and aux.recompute_targets
-        return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * renewed}"
+        is_recomputed = in_auxiliary_phase and aux.recompute_targets
+        return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * is_recomputed}"

@@ -1,4 +1,4 @@
-"""Options that have no effect, for the warning at the start of a run."""
+"""Options without effect, for the warning at the start of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phasicrl.spaces import is_image, leaves
 
 
 def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
-    """Return the options that are not at their defaults and have no effect, with what they need."""
+    """Return the changed options that have no effect, with the conditions that they need."""
     ppo, model, aux, values = config.ppo, config.model, config.aux, config.values()
     parts = [part for _, part in leaves(envs.observation_space)]
     numbers = [part for part in parts if not is_image(part)]

@@ -13,31 +13,32 @@ _OBS_NORM = "reader.normalizer."
 
 
 def load_matching_weights(agent: Agent, directory: str) -> list[str]:
-    """Load those weights of another run that have the same names and shapes.
+    """Load the weights of another run that match by name and shape.
 
-    Statistics are loaded with everything that belongs to them, or not at all.
+    Statistics are loaded only if all tensors of a normalizer match.
 
     Args:
-        agent: networks to initialize.
+        agent: networks to initialize, in place.
         directory: directory of the other run.
 
     Returns:
-        A message about what was loaded and what was not, and perhaps a warning.
+        A message that lists loaded and other tensors, and a warning about observation statistics.
 
     Raises:
-        ValueError: not a run directory, no weights yet, or none that can be used.
+        ValueError: the directory is not a run directory, has no weights yet, or none that match.
     """
     files, own = RunDirectory(Path(directory)), agent.state_dict()
     theirs = files.weights()
     if bad := [name for name, tensor in theirs.items() if not tensor.isfinite().all()]:
         raise ValueError(
-            f"init_from is {directory}; its weights are not finite ({bad[0]}). "
-            "Use a run that has not diverged."
+            f"init_from is {directory}, whose weights are not finite ({bad[0]}); "
+            "expected a run that has not diverged"
         )
     fits = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
     weights = {name for name, _ in agent.named_parameters()}
     if not fits & weights:
-        raise ValueError(f"init_from is {directory}; none of its weights fits this network")
+        text = f"init_from is {directory}, and none of its weights fits this network"
+        raise ValueError(f"{text}; expected a run with the same model options and spaces")
     groups: dict[str, set[str]] = defaultdict(set)
     for name in (own.keys() | theirs.keys()) - weights:
         groups[name.rpartition(".")[0].removesuffix(".moments")].add(name)

@@ -25,7 +25,7 @@ from phasicrl.lab.export.package import (
     format_page,
     release,
 )
-from phasicrl.runs.checkpoint import digest_of_file
+from phasicrl.runs.checkpoint import hash_file
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.evaluate import Evaluation, evaluate
 from phasicrl.training.run import Run
@@ -92,10 +92,10 @@ def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -
     run = train(config, make_env=corridor).directory
     files = RunDirectory(run)
     at = {row["env_steps"]: row["evaluation/return"] for row in rows_of(files)}
-    assert at[files.steps_of_weights("best")] == max(at.values())
+    assert at[files.weights_env_steps("best")] == max(at.values())
     (made,) = release([run], output=tmp_path, weights="best", episodes=1, make_env=corridor)
     packed = RunDirectory(made.path)
-    assert packed.card["env_steps"] == files.steps_of_weights("best")
+    assert packed.card["env_steps"] == files.weights_env_steps("best")
     for name, tensor in files.weights("best").items():
         assert torch.equal(packed.weights()[name], tensor)
 
@@ -149,7 +149,7 @@ def test_a_changed_package_is_refused(package: Path, damage: Any, said: str) -> 
 def with_listed(path: Path, name: str) -> None:
     (path / name).write_text("1")
     text = (path / HASHES_FILE).read_text()
-    (path / HASHES_FILE).write_text(f"{text}{digest_of_file(path / name)}  {name}\n")
+    (path / HASHES_FILE).write_text(f"{text}{hash_file(path / name)}  {name}\n")
 
 
 def link(path: Path) -> None:

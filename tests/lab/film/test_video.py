@@ -73,7 +73,7 @@ def test_an_environment_without_images_or_levels_is_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
         film(run.directory, make_env=corridor)
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
-    with pytest.raises(ValueError, match="levels is train, which has no effect without a"):
+    with pytest.raises(ValueError, match="levels is train; expected unseen for an env"):
         film(run.directory, levels="train")
 
 

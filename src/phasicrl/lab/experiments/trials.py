@@ -36,7 +36,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.lab.analysis.curves import extract_points
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import num_cores
-from phasicrl.system.signals import Signals, when_parent_ends
+from phasicrl.system.signals import Signals, watch_parent
 from phasicrl.training.build import make_agent
 
 Item = TypeVar("Item")
@@ -213,7 +213,7 @@ def run_trials(
 def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
     """Send the result of `work`, or its error, to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
-    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    watch_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         outcome = work(item)
     except Exception as error:

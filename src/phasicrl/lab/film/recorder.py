@@ -58,7 +58,7 @@ class StepTable:
             "levels": [levels] * num_envs,
             "policy": [kind] * num_envs,
             "env": range(num_envs),
-            "episode": tracker.numbers.tolist(),
+            "episode": tracker.indices.tolist(),
             "step": tracker.lengths.tolist(),
             "reward": step.reward.numpy(),  # which writes as few digits as a float32 has
             "return": tracker.returns.tolist(),
@@ -72,7 +72,7 @@ class StepTable:
             self._writer.writerow(columns)
             self._has_head = True
         rows = list(zip(*columns.values(), strict=True))
-        counted, ended = tracker.are_counted.clone(), step.terminated | step.truncated
+        counted, ended = tracker.counted_envs.clone(), step.terminated | step.truncated
         if self._only_first:
             counted[int(not self._has_episode) :] = False
         # An episode that was cut by a fault does not count.
@@ -126,7 +126,7 @@ class Recorder:
             try:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
-                self._log.episode(path, env_steps=env_steps)
+                self._log.write_episode(path, env_steps=env_steps)
             except OSError as error:
                 self._log.message(f"warning: no table of steps: {error}")
         if not self._films:
