@@ -72,8 +72,8 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("envpool:TicTacToe-v1", "envpool:TicTacToe-v1 has 2 players; expected a task of one"),
-        ("envpool:intersection-multi-agent-v1", "has 2 players"),
+        ("envpool:TicTacToe-v1", "env.id is envpool:TicTacToe-v1, for 2 players; expected one"),
+        ("envpool:intersection-multi-agent-v1", "for 2 players"),
         ("gymnasium:texts", "gymnasium:texts: observations of the kind Text.* are not supported"),
     ],
 )

@@ -74,7 +74,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
 
 def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
-    monkeypatch.setattr(native, "_loads", lambda *_: False)
+    monkeypatch.setattr(native, "_try_load", lambda *_: False)
     monkeypatch.setattr(native, "find_wheel_folder", lambda: None)
     native.ensure_qt.cache_clear()
     with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5, apt .*, conda"):
@@ -110,8 +110,8 @@ GRAPHICS = """
 import ctypes, platform
 from pathlib import Path
 import tempfile
-real = native._loads
-native._loads = lambda name: name not in native.GRAPHICS_LIBRARIES and real(name)
+real = native._try_load
+native._try_load = lambda name: name not in native.GRAPHICS_LIBRARIES and real(name)
 native.envpool_has_own_qt = lambda: True
 answer = [native.ensure_graphics()]
 for name in native.GRAPHICS_LIBRARIES:
@@ -154,7 +154,7 @@ print("ANSWER" + json.dumps(answer))
 
 
 def test_graphics_libraries_that_are_there_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_loads", lambda name: True)
+    monkeypatch.setattr(native, "_try_load", lambda name: True)
     monkeypatch.setattr(native, "load_lazily", lambda *_: pytest.fail("a stand-in was loaded"))
     for own_qt, source in ((False, "not needed"), (True, "system")):
         monkeypatch.setattr(native, "envpool_has_own_qt", lambda own_qt=own_qt: own_qt)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from phasicrl.envs import processes
-from phasicrl.envs.processes import find_silent
+from phasicrl.envs.processes import find_hung_process
 from phasicrl.envs.protocol import EnvError
 from tests.envs.acting import NEVER, draw_action, make
 from tests.envs.counting import Counting, Faulty, Structured
@@ -87,7 +87,7 @@ def test_only_seconds_in_which_the_trainer_runs_count() -> None:
             return self.left <= 0
 
     for waits, silent in (((1, 1), None), ((3, 1), None), ((1, 4), 1), ((4, 1), 0), ((3, 3), 1)):
-        assert find_silent([Pipe(number) for number in waits], 3) == silent
+        assert find_hung_process([Pipe(number) for number in waits], 3) == silent
 
 
 def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:

@@ -1,4 +1,1 @@
-"""Environments: one contract, one adapter for each back end. Kind: effects.
-
-The contract is `protocol`; `make_envs` picks the adapter.
-"""
+"""Environments: one contract (`protocol`) and an adapter for each back end. Kind: effects."""

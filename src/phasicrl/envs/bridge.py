@@ -1,4 +1,4 @@
-"""Base class of environments that compute in NumPy: tensors, checks, resume. Kind: effects."""
+"""Base class of environments with NumPy arrays: tensors, checks, resume. Kind: effects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FirstObs = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class EnvShare(NamedTuple):
-    """Number of environments of one rank, with what their seeds are derived from.
+    """Environments of one rank: their number, and the data for their seeds.
 
     Attributes:
         num_envs: number of environments.
@@ -39,17 +39,18 @@ class EnvShare(NamedTuple):
 
 
 class NumpyStep(NamedTuple):
-    """Arrays of one step, which later steps do not write to.
+    """Arrays of one step; later steps do not change them.
 
     Attributes:
         obs: stored and checked observations `[B, …]`; the first of the next episode where one
             ended.
-        reward: `[B]` float32, checked.
-        terminated: `[B]` bool.
-        truncated: `[B]` bool; may be true where `terminated` is.
-        final_obs: `[B, …]`, valid in the rows of ended episodes; None if none ended.
-        action_mask: `[B, mask_size]` for `obs`; None without masks.
-        info: as in `TimeStep`.
+        reward: checked rewards `[B]` float32.
+        terminated: whether the episode ended by the environment's rules, `[B]` bool.
+        truncated: whether the episode was cut, `[B]` bool; may be true where `terminated` is.
+        final_obs: final observations `[B, …]`, valid in the rows of ended episodes; None if no
+            episode ended.
+        action_mask: allowed actions `[B, mask_size]` for `obs`; None without masks.
+        info: extra arrays `[B]`, see `TimeStep`.
     """
 
     obs: np.ndarray
@@ -62,12 +63,12 @@ class NumpyStep(NamedTuple):
 
 
 class EpisodeActions:
-    """Actions of each environment since its episode began.
+    """Actions of each environment since the start of its episode.
 
     Args:
-        num_envs: B.
-        shape: of an action.
-        dtype: of an action.
+        num_envs: number of environments B.
+        shape: shape of an action.
+        dtype: dtype of an action.
     """
 
     def __init__(self, num_envs: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -75,13 +76,13 @@ class EpisodeActions:
         self._lengths = np.zeros(num_envs, np.int64)
         self._end = 0
 
-    def begin(self) -> None:
-        """Drop all actions: every environment was reset."""
+    def clear(self) -> None:
+        """Drop all actions, after a reset of every environment."""
         self._lengths[:] = 0
         self._end = 0
 
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
-        """Add the actions `[B, …]` of a step and whether it ended episodes `[B]`."""
+        """Add the actions `[B, …]` of a step, and the flags `[B]` of the episodes that it ended."""
         if self._end == len(self._rows):
             self._grow()
         self._rows[self._end] = action
@@ -92,18 +93,18 @@ class EpisodeActions:
     def state(self) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the last actions `[T, B, …]` and of the lengths of episodes `[B]`.
 
-        T is the length of the longest episode.
+        T is the length of the longest current episode.
         """
         return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
 
     def load(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         self._end = len(rows)
         if self._end > len(self._rows):
             self._rows = np.zeros_like(rows)
         self._rows[: self._end], self._lengths[:] = rows, lengths
 
-    def per_env(self) -> list[np.ndarray]:
+    def split_by_env(self) -> list[np.ndarray]:
         """Return the actions of each environment's episode `[L, …]`, oldest first."""
         return [
             self._rows[self._end - length : self._end, env]
@@ -111,26 +112,26 @@ class EpisodeActions:
         ]
 
     def _grow(self) -> None:
-        """Drop actions of ended episodes; double the buffer if fewer than half of them are."""
-        kept = int(self._lengths.max())
-        rows = self._rows[self._end - kept : self._end]
-        if 2 * kept > len(self._rows):
+        """Drop actions before all current episodes; double the buffer if it stays half full."""
+        count = int(self._lengths.max())
+        rows = self._rows[self._end - count : self._end]
+        if 2 * count > len(self._rows):
             self._rows = np.zeros((2 * len(self._rows), *self._rows.shape[1:]), self._rows.dtype)
-        self._rows[:kept] = rows.copy()
-        self._end = kept
+        self._rows[:count] = rows.copy()
+        self._end = count
 
 
 class NumpyVectorEnv:
-    """A `VectorEnv` on the CPU, whose tensors share the memory of NumPy arrays.
+    """`VectorEnv` on the CPU, whose tensors share memory with NumPy arrays.
 
-    Subclasses implement `_reset`, `_step` and `_close`. Those whose `exact_state` is `replay` also
-    implement `_starts`, which returns how each current episode began, as JSON (None where that is
-    not known), and `_replay`, which begins such episodes and takes the actions `[L, …]` of each.
+    Subclasses implement `_reset`, `_step` and `_close`. With `exact_state` `replay`, they also
+    implement `_starts`, which returns the start of each current episode as JSON (None if
+    unknown), and `_replay`, which restarts these episodes and takes the actions `[L, …]` of each.
 
     Attributes:
-        has_masks: whether the environments return action masks, even if these are not used.
-        step_seconds: deadline of a step in this process.
-        reset_seconds: deadline of a reset in this process.
+        has_masks: whether the environments return action masks, used or not.
+        step_seconds: deadline of a step in this process, in seconds.
+        reset_seconds: deadline of a reset in this process, in seconds.
         remedy: end of error messages.
     """
 
@@ -156,14 +157,14 @@ class NumpyVectorEnv:
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
         obs, mask = self._call("reset()", self.reset_seconds, self._reset)
-        self._episodes.begin()
+        self._episodes.clear()
         self._num_steps = 0
-        return self._show(obs, mask)
+        return self._set_current(obs, mask)
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` or `[B, K]` and reset the ended ones."""
+        """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
         if self._obs is None:
-            raise EnvError(f"{self.name}: step() before reset() or after close(); call reset()")
+            raise EnvError(f"{self.name}: step() before reset() or after close(). Call reset()")
         actions = action.numpy()
         mask = None if self.action_mask is None else self.action_mask.numpy()
         self._actions.check(self.name, actions, self.num_envs, action_mask=mask)
@@ -173,38 +174,42 @@ class NumpyVectorEnv:
             self._episodes.add(actions, step.terminated | step.truncated)
         tensor = torch.from_numpy
         return TimeStep(
-            obs=self._show(step.obs, step.action_mask),
+            obs=self._set_current(step.obs, step.action_mask),
             reward=tensor(step.reward),
             terminated=tensor(step.terminated),
-            # Where both are true the episode ended by its rules, and nothing follows.
+            # Where both are true, the episode ended by its rules.
             truncated=tensor(step.truncated & ~step.terminated),
             final_obs=None if step.final_obs is None else tensor(step.final_obs),
             info={name: tensor(values) for name, values in step.info.items()},
         )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the start and the actions of the current episodes, and what is observed now.
+        """Return starts, actions and current observations of the current episodes.
 
-        None where episodes cannot be replayed.
+        None if episodes cannot be replayed.
         """
         if self.exact_state != "replay" or self._obs is None or None in (starts := self._starts()):
             return None
         actions, lengths = map(torch.from_numpy, self._episodes.state())
-        now = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
-        return {"starts": starts, "actions": actions, "lengths": lengths} | now
+        current = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
+        return {"starts": starts, "actions": actions, "lengths": lengths} | current
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Replay the episodes of a state, which must lead to the observations in it."""
+        """Replay the episodes of a state and return their current observations `[B, …]`.
+
+        Raises:
+            EnvError: the replay leads to other observations than those in the state.
+        """
         self._episodes.load(state["actions"].numpy(), state["lengths"].numpy())
-        parts = state["starts"], self._episodes.per_env()
+        parts = state["starts"], self._episodes.split_by_env()
         obs, mask = self._call("replay", 2 * self.reset_seconds, self._replay, *parts)
         is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not is_same or not np.array_equal(obs, state["obs"].numpy()):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
-        return self._show(obs, mask)
+        return self._set_current(obs, mask)
 
     def close(self) -> None:
-        """Release processes and threads; calling it twice is harmless."""
+        """Release processes and threads; further calls do nothing."""
         self._obs = None
         self._watchdog.call = "close()", self.step_seconds
         try:
@@ -219,23 +224,23 @@ class NumpyVectorEnv:
     _replay: Callable[[list[Any], list[np.ndarray]], FirstObs]
 
     def _call(self, call: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the subclass under a deadline; close if it fails."""
+        """Call a method of the subclass under a deadline, and close if it fails."""
         self._watchdog.call = call, seconds
         try:
             return function(*args)
-        except Exception:  # the state of a failed environment is unknown
+        except Exception:  # a failed environment has an unknown state
             self.close()
             raise
         finally:
             self._watchdog.call = None
 
-    def _show(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
+    def _set_current(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
         self._obs = obs
         self.action_mask = None if mask is None else torch.from_numpy(mask)
         return torch.from_numpy(obs)
 
     def _store(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
-        """Store observations of the environments `env_ids` (None: all), refusing unusable ones."""
+        """Pack and check observations of the environments `env_ids`; None for all."""
         try:
             stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
         except ValueError as error:
@@ -245,20 +250,28 @@ class NumpyVectorEnv:
     def _check_obs(
         self, stored: np.ndarray, call: str, env_ids: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return stored observations, refusing unusable numbers in them."""
+        """Check the numbers in packed observations, and return the observations.
+
+        Raises:
+            EnvError: a number is not finite, or outside its discrete space.
+        """
         if fault := self._layout.find_fault(stored):
             index = fault[0] if env_ids is None else int(env_ids[fault[0]])
-            self._refuse(index, call, f"returned {fault[1]}")
+            self._fail(index, call, f"returned {fault[1]}")
         return stored
 
     def _check_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Return rewards as float32, refusing those that are not finite."""
-        good = np.abs(reward) <= _LARGEST
-        if not good.all():
-            what = f"returned a reward that is not finite: {reward}"
-            self._refuse(int(np.argmin(good)), "step", what)
+        """Return rewards as float32.
+
+        Raises:
+            EnvError: a reward is not finite.
+        """
+        is_finite = np.abs(reward) <= _LARGEST
+        if not is_finite.all():
+            text = f"returned a reward that is not finite: {reward}"
+            self._fail(int(np.argmin(is_finite)), "step", text)
         return reward.astype(np.float32, copy=False)
 
-    def _refuse(self, index: int, call: str, what: str) -> NoReturn:
-        where = f"{self.name}: environment {index}, {call}() at step {self._num_steps}"
-        raise EnvError(f"{where} {what}; {self.remedy}")
+    def _fail(self, index: int, call: str, text: str) -> NoReturn:
+        location = f"{self.name}: environment {index}, {call}() at step {self._num_steps}"
+        raise EnvError(f"{location} {text}; {self.remedy}")

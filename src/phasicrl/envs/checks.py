@@ -1,8 +1,7 @@
-"""Checks of Gymnasium environments, and one environment that is checked. Kind: effects.
+"""Checks of Gymnasium environments, and a wrapper that applies them. Kind: effects.
 
-Gymnasium 1.4.0 checks nothing of what an environment returns: NaN passes, dtypes are cast, and an
-environment that writes its observations into one buffer overwrites its own `final_obs` with the
-reset.
+Gymnasium 1.4.0 does not check the values that an environment returns: NaN passes, dtypes are cast,
+and a reset overwrites `final_obs` if the environment has one buffer for all observations.
 """
 
 from __future__ import annotations
@@ -34,22 +33,23 @@ ObsInfo = tuple[np.ndarray, dict[str, Any]]
 MaskSource = Literal["observation", "method", "info"]
 
 MASK = "action_mask"
-"""Key of a mask in an observation or an `info`."""
+"""Key of the mask in an observation or an `info`."""
 
-_RESULTS = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
+_RESULT_TUPLES = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
 REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
-ALWAYS_MASK = "return a mask with every reset and step; it may allow everything"
+MASK_REMEDY = "return a mask with every reset and step; it may allow everything"
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Properties that all environments of one kind share.
+    """Common properties of all environments of one kind.
 
     Attributes:
-        observation_space: without the mask, and with float32 in place of other floats.
-        action_space: the environment's.
-        mask_source: where masks come from: the entry `action_mask` of the observation (a `Dict`),
-            the method `action_masks()`, or the entry `action_mask` of `info`. None without masks.
+        observation_space: observation space without the mask, with float32 in place of other
+            floats.
+        action_space: action space of one environment.
+        mask_source: source of masks: the entry `action_mask` of the observation (a `Dict`), the
+            method `action_masks()`, or the entry `action_mask` of `info`. None without masks.
         use_masks: whether the agent uses masks.
     """
 
@@ -60,42 +60,42 @@ class Interface:
 
     @property
     def mask_size(self) -> int:
-        """Width of the masks that are used; 0 if none are."""
+        """Width of the masks; 0 if there are none, or they are not used."""
         return sum(choices(self.action_space)) if self.use_masks and self.mask_source else 0
 
 
 class Fault(Exception):
-    """An environment returned a wrong value."""
+    """Wrong value from an environment; the text completes a sentence about the call."""
 
 
 @contextlib.contextmanager
-def calling(what: str) -> Iterator[None]:
-    """Turn what a user's code raises in a call into an `EnvError` or an `ImportError`."""
+def convert_errors(call: str) -> Iterator[None]:
+    """Convert exceptions of custom code in a call to `EnvError` or `ImportError`."""
     try:
         yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise ImportError(f"{what} needs a package that is not installed: {error}") from error
+        raise ImportError(f"{call} needs a package that is not installed: {error}") from error
     except EnvError:
         raise
     except Fault as error:
-        raise EnvError(f"{what} {error}; {REMEDY}") from None
+        raise EnvError(f"{call} {error}; {REMEDY}") from None
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{call} raised {type(error).__name__}: {error}") from error
 
 
-def probe(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> Interface:
-    """Make one environment to learn its interface.
+def detect_interface(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> Interface:
+    """Make one environment and return its interface.
 
     Raises:
-        ValueError: spaces that are not supported.
-        ImportError: it needs a package that is missing.
-        EnvError: not a Gymnasium environment, or it cannot be made or reset.
+        ValueError: the spaces are not supported.
+        ImportError: the environment needs a package that is missing.
+        EnvError: the result is not a Gymnasium environment, or it cannot be made or reset.
     """
-    with calling(f"{name}: make_env()"):
+    with convert_errors(f"{name}: make_env()"):
         env = make_env()
         if not isinstance(env, gym.Env):
-            what = f"returned an object of type {type(env).__name__}"
-            raise Fault(f"{what}; expected a gymnasium.Env (the older `gym` is another package)")
+            given = f"returned an object of type {type(env).__name__}"
+            raise Fault(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
     with contextlib.closing(env):
         interface = read_spaces(name, env.observation_space, env.action_space)
         source = interface.mask_source
@@ -103,20 +103,20 @@ def probe(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> Interface:
             if env.has_wrapper_attr("action_masks"):
                 source = "method"
             else:
-                with calling(f"{name}: reset() of a first environment"):
-                    _, info = require_tuple(env.reset(seed=0), 2)
+                with convert_errors(f"{name}: reset() of a first environment"):
+                    _, info = check_tuple(env.reset(seed=0), 2)
                 source = "info" if MASK in info else None
         return replace(interface, mask_source=source, use_masks=use_masks)
 
 
 def read_spaces(name: str, space: Any, actions: Any) -> Interface:
-    """Return the interface of environments with these spaces.
+    """Return the interface of environments with these observation and action spaces.
 
     Raises:
-        ValueError: spaces that are missing or not supported.
+        ValueError: a space is missing or not supported.
     """
     source: MaskSource | None = None
-    # Without discrete components there is nothing to mask.
+    # Masks apply to discrete components only.
     if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
         source = "observation"
         space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
@@ -125,23 +125,32 @@ def read_spaces(name: str, space: Any, actions: Any) -> Interface:
     return Interface(space, actions, source)
 
 
-def require_tuple(result: Any, size: int) -> tuple[Any, ...]:
-    """Return the result of a reset (2 values) or of a step (5 values), which must be a tuple."""
+def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
+    """Return the result of a reset (2 values) or a step (5 values).
+
+    Raises:
+        Fault: the result is not a tuple of that size.
+    """
     if not isinstance(result, tuple) or len(result) != size:
         given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise Fault(f"returned {given}; expected {_RESULTS[size]}")
+        raise Fault(f"returned {given}; expected {_RESULT_TUPLES[size]}")
     return result
 
 
 class GuardedEnv(gym.Env[Any, Any]):
-    """One environment that copies, packs and checks observations; its faults are an `EnvError`.
+    """Wrapper of one environment that copies, packs and checks its observations.
 
-    Its spaces are those of the trainer: a stored observation and a flat action. `info` holds the
-    flat mask and is otherwise empty, since it travels between processes. The environment is made at
-    the first reset.
+    Its spaces are a stored observation and a flat action; `info` contains the flat mask only,
+    because it is sent between processes. The environment is made at the first reset. Faults raise
+    an `EnvError`; with `restarts`, a fault truncates the episode instead, the next episode begins
+    in a new environment with a seed derived from the old one, and `info["restarted"]` is the fault.
 
-    With `restarts` a fault truncates the episode, and the next one begins in a new environment,
-    whose seed follows from the old one's; `info["restarted"]` is the fault.
+    Args:
+        make_env: function that makes the environment.
+        name: name of the environment, for messages.
+        restarts: whether a failed environment is replaced.
+        interface: spaces and source of masks.
+        index: index among the environments of this process.
     """
 
     def __init__(
@@ -159,10 +168,10 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._num_steps = 0
         self._last_obs = np.zeros(self._layout.shape, self._layout.dtype)
         self._seed: int | None = None
-        self._generator: Any = None  # its state when the episode began; None if a seed began it
+        self._generator: Any = None  # state at the start of the episode; None after a seed
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> ObsInfo:
-        """Reset the environment, and make it if there is none."""
+        """Reset the environment, and make it first if there is none."""
         restarted: dict[str, str] = {}
         while True:
             try:
@@ -181,13 +190,13 @@ class GuardedEnv(gym.Env[Any, Any]):
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])
             env_action = map_leaves(self._interface.action_space, lambda part: part[0], batch)
-            result = require_tuple(self.env.step(env_action), 5)
+            result = check_tuple(self.env.step(env_action), 5)
             obs, reward, terminated, truncated, info = result
             reward = float(np.asarray(reward).item())
             if terminated not in (False, True) or truncated not in (False, True):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
                 raise Fault(f"returned {ends}; expected True or False")
-            # Nothing needs to be allowed after the last observation of an episode.
+            # The mask of a final observation is not used.
             mask = {} if terminated or truncated else self._mask(obs, info)
             self._last_obs = self._store(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
@@ -199,15 +208,15 @@ class GuardedEnv(gym.Env[Any, Any]):
         return self._last_obs, 0.0, False, True, {"restarted": str(fault)}
 
     def replay_path(self) -> str | None:
-        """Return how another environment can be brought to the start of this episode, as JSON.
+        """Return the state from which another environment can start this episode, as JSON.
 
-        It holds the last seed and the state of the random generator when the episode began; or the
-        environment's `get_state()`, if it has that and `set_state()` and JSON can hold the result.
-        None if JSON cannot hold the generator's state.
+        It contains the last seed and the state of the random generator at the start of the episode,
+        or the environment's `get_state()`, if that is JSON and there is a `set_state()`. None if
+        the generator's state is not JSON.
         """
         env, start = self.env, {"seed": self._seed}
         if env is not None and all(map(env.has_wrapper_attr, ("get_state", "set_state"))):
-            with contextlib.suppress(Exception):  # a method of this name for something else
+            with contextlib.suppress(Exception):  # of a method with another purpose
                 return json.dumps(start | {"state": env.get_wrapper_attr("get_state")()})
         try:
             return json.dumps(start | {"generator": self._generator})
@@ -215,23 +224,25 @@ class GuardedEnv(gym.Env[Any, Any]):
             return None
 
     def restore(self, paths: Sequence[str], actions: Sequence[np.ndarray]) -> ObsInfo:
-        """Follow a path of `replay_path` and the actions since then; both are of all environments.
+        """Replay an episode, and return its current observation and `info`.
 
-        Returns the observation that they lead to, and `info`.
+        Args:
+            paths: results of `replay_path` of all environments.
+            actions: actions `[L, …]` of the current episodes of all environments.
         """
-        # A new environment would be in another state.
+        # A restart would lead to another state.
         restarts, self._restarts = self._restarts, False
-        start, taken = json.loads(paths[self.env_index]), actions[self.env_index]
+        start, remaining = json.loads(paths[self.env_index]), actions[self.env_index]
         obs, info = self.reset(seed=start["seed"])
         if "state" in start:
-            with calling(f"{self._name}: set_state() of environment {self.env_index}"):
-                set_state, taken = self.env.get_wrapper_attr("set_state"), []
-                env_obs, info = require_tuple(set_state(start["state"]), 2)
+            with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):
+                set_state, remaining = self.env.get_wrapper_attr("set_state"), []
+                env_obs, info = check_tuple(set_state(start["state"]), 2)
                 obs, info = self._store(env_obs), self._mask(env_obs, info)
         elif start["generator"] is not None:
             self.env.unwrapped.np_random.bit_generator.state = start["generator"]
             obs, info = self.reset()
-        for action in taken:
+        for action in remaining:
             obs, *_, info = self.step(action)
         self._restarts = restarts
         return obs, info
@@ -239,14 +250,14 @@ class GuardedEnv(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the environment; the next reset makes another."""
         if self.env is not None:
-            with contextlib.suppress(Exception):  # must not hide an earlier fault
+            with contextlib.suppress(Exception):  # would hide an earlier fault
                 self.env.close()
         self.env = None
 
     def _begin(self, seed: int | None) -> ObsInfo:
-        """Begin an episode, in a new environment if there is none."""
+        """Start an episode, in a new environment if there is none."""
         if self.env is None:
-            if seed is None and self._seed is not None:  # in place of one that failed
+            if seed is None and self._seed is not None:  # replaces a failed environment
                 (seed,) = env_seeds(self._seed, 1)
             self.env = self._make_env()
         self._generator = None
@@ -256,7 +267,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             self._generator = generator.bit_generator.state if is_numpy else generator
         else:
             self._seed = seed
-        obs, info = require_tuple(self.env.reset(seed=seed), 2)
+        obs, info = check_tuple(self.env.reset(seed=seed), 2)
         self._last_obs = self._store(obs)
         return self._last_obs, self._mask(obs, info)
 
@@ -276,14 +287,14 @@ class GuardedEnv(gym.Env[Any, Any]):
             return {}
         if source is None:
             if self._widths and isinstance(info, Mapping) and MASK in info:
-                raise Fault(f"returned an {MASK!r} that reset() did not return; {ALWAYS_MASK}")
+                raise Fault(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
             return {}
         if source == "method":
             given = self.env.get_wrapper_attr("action_masks")()
         else:
             holder = obs if source == "observation" else info
             if not isinstance(holder, Mapping) or MASK not in holder:
-                raise Fault(f"returned no {MASK!r} in its {source}; {ALWAYS_MASK}")
+                raise Fault(f"returned no {MASK!r} in its {source}; {MASK_REMEDY}")
             given = holder[MASK]
         try:
             mask = flatten_mask(self._interface.action_space, given)
@@ -295,8 +306,8 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     def _fault(self, call: str, error: BaseException) -> EnvError:
         text = str(error) if isinstance(error, Fault) else f"raised {type(error).__name__}: {error}"
-        where = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
-        fault = EnvError(f"{where} {text}; {REMEDY}")
+        location = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
+        fault = EnvError(f"{location} {text}; {REMEDY}")
         if not isinstance(error, Fault):
             fault.add_note("".join(traceback.format_exception(error)))
         return fault

@@ -1,13 +1,13 @@
-"""Gymnasium environments, stepped in this process or in one process each. Kind: effects.
+"""Gymnasium environments, in this process or in one process each. Kind: effects.
 
-Facts about Gymnasium 1.4.0 that this file rests on (held by tests in `tests/envs`):
+This file relies on these facts about Gymnasium 1.4.0 (tested in `tests/envs`):
 
-- `AutoresetMode.SAME_STEP` (since 1.1) resets in the step that ends an episode. The last
+- `AutoresetMode.SAME_STEP` (since 1.1) resets in the step that ends an episode. The final
   observation is in `info["final_obs"]`, an object array `[B]` with None where no episode ended.
 - The `info` of a step that ended an episode is `info["final_info"]`, and that of the reset is
-  `info`. So a mask in `info` belongs to the observation that is returned.
-- An array in `info` is stacked, `[B, …]`, in new memory; `info["_key"]` is true for environments
-  that returned one, and others have zeros.
+  `info`, so that a mask in `info` is for the returned observation.
+- Arrays in `info` are stacked, `[B, …]`, in new memory; `info["_key"]` is true for environments
+  that returned one; the others have zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import EnvConfig, OptionValue
 from phasicrl.envs.bridge import EnvShare, FirstObs, NumpyStep, NumpyVectorEnv
-from phasicrl.envs.checks import MASK, REMEDY, GuardedEnv, MakeEnv, probe
+from phasicrl.envs.checks import MASK, REMEDY, GuardedEnv, MakeEnv, detect_interface
 from phasicrl.envs.options import read_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
 from phasicrl.envs.protocol import EnvError, ExactState
@@ -33,37 +33,37 @@ from phasicrl.seeding import env_seeds
 
 
 class GymnasiumEnv(NumpyVectorEnv):
-    """B Gymnasium environments of one kind.
+    """Batch of Gymnasium environments of one kind.
 
-    `GuardedEnv` packs observations and unpacks actions beside each environment, so that only plain
-    arrays come here, whatever the spaces are.
+    A `GuardedEnv` around each environment packs observations and unpacks actions, so that this
+    class handles plain arrays for all spaces.
     """
 
     exact_state: ExactState = "replay"
     remedy = REMEDY
 
     def __init__(self, make_env: MakeEnv, name: str, config: EnvConfig, share: EnvShare) -> None:
-        """Prepare environments, each of which is made at the first reset.
+        """Prepare environments, which are made at the first reset.
 
-        Up to `env.max_restarts` faults truncate episodes: a failed environment is made again, or
-        all of them where a process died or hangs.
+        Up to `env.max_restarts` faults truncate episodes: a failed environment is replaced, or all
+        of them if a process died or hangs.
 
         Args:
-            make_env: makes one environment. One more is made here, to learn the spaces.
-            name: for messages.
-            config: options of the environments; `num_envs` is that of the share.
-            share: number and seeds.
+            make_env: function that makes one environment; an extra one is made for its spaces.
+            name: name of the environments, for messages.
+            config: options of the environments; `num_envs` is not used.
+            share: number and seeds of the environments.
 
         Raises:
-            ValueError: not a Gymnasium environment, or spaces that are not supported.
-            ImportError: it needs a package that is missing.
-            EnvError: it cannot be made or reset.
+            ValueError: the spaces are not supported.
+            ImportError: the environment needs a package that is missing.
+            EnvError: the result is not a Gymnasium environment, or it cannot be made or reset.
         """
-        interface = probe(name, make_env, use_masks=config.action_masks)
+        interface = detect_interface(name, make_env, use_masks=config.action_masks)
         self._max_restarts, self._num_restarts = config.max_restarts, 0
         guard = functools.partial(GuardedEnv, make_env, name, self._max_restarts > 0, interface)
         makers: Any = [functools.partial(guard, index) for index in range(share.num_envs)]
-        if config.parallel == "processes":  # which have their own deadlines
+        if config.parallel == "processes":  # the processes have separate deadlines
             self.step_seconds = self.reset_seconds = math.inf
             self._make_vector: Callable[[], Any] = functools.partial(ProcessVectorEnv, makers, name)
         else:
@@ -79,8 +79,8 @@ class GymnasiumEnv(NumpyVectorEnv):
         self._count_restarts(info)
         made = {id(guard.env.unwrapped) for guard in getattr(self._vector, "envs", ())}
         if 0 < len(made) < self.num_envs:
-            text = f"{self.name}: make_env() returned the same environment twice"
-            raise ValueError(f"{text}; make a new one in each call")
+            given = f"{self.name}: make_env() returned the same environment twice"
+            raise ValueError(f"{given}; expected a new one in each call")
         return self._check_obs(obs, "reset"), info.get(MASK)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
@@ -102,7 +102,7 @@ class GymnasiumEnv(NumpyVectorEnv):
     def _starts(self) -> list[Any]:
         try:
             return list(self._vector.call("replay_path"))
-        except ProcessLostError:  # the next step raises it, too
+        except ProcessLostError:  # the next step raises it again
             return [None] * self.num_envs
 
     def _replay(self, starts: list[Any], actions: list[np.ndarray]) -> FirstObs:
@@ -114,7 +114,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         self._vector.close()
 
     def _restart_all(self, error: EnvError) -> NumpyStep:
-        """Make all environments again, and truncate every episode."""
+        """Replace all environments and truncate every episode."""
         last_obs, cut, num_restarts = self._obs, np.ones(self.num_envs, bool), 0
         while True:
             self._count_restart(error)
@@ -132,23 +132,23 @@ class GymnasiumEnv(NumpyVectorEnv):
         return NumpyStep(obs, np.zeros(self.num_envs, np.float32), ~cut, cut, last_obs, mask, info)
 
     def _count_restarts(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return each environment's restarts in a step, and whether they cut its episode, `[B]`.
+        """Return the number of restarts in a step, and whether they cut the episode, `[B]` each.
 
-        Empty if `max_restarts` is 0.
+        Empty if `env.max_restarts` is 0.
         """
         if not self._max_restarts:
             return {}
         restarts, cut = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, bool)
-        of_step = info.get("final_info", {})
-        for part in (of_step, info):  # of the step and of the reset after it
+        step_info = info.get("final_info", {})
+        for part in (step_info, info):  # of the step, and of the reset after it
             for index in np.flatnonzero(part.get("_restarted", ())):
                 self._count_restart(EnvError(part["restarted"][index]))
                 restarts[index] += 1
-                cut[index] |= part is of_step
+                cut[index] |= part is step_info
         return {"restarts": restarts, "cut": cut}
 
     def _count_restart(self, error: EnvError) -> None:
-        """Warn of a restart; raise the error if there were too many."""
+        """Count and warn of a restart; raise the error after `env.max_restarts`."""
         if self._num_restarts == self._max_restarts:
             raise error
         self._num_restarts += 1
@@ -157,12 +157,12 @@ class GymnasiumEnv(NumpyVectorEnv):
 
 
 def get_make_options(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:
-    """Return the given options as `gym.make` takes them.
+    """Convert the given options to arguments of `gym.make`.
 
-    These are `max_episode_steps` and the arguments of the environment's constructor.
+    Options are `max_episode_steps` and the arguments of the environment's constructor.
 
     Raises:
-        ValueError: an option that does not exist, or whose default is of another type.
+        ValueError: an option does not exist, or its default has another type.
     """
     entry = spec.entry_point
     creator = entry if callable(entry) else load_env_creator(entry or "")

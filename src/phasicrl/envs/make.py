@@ -1,4 +1,4 @@
-"""Makes the environments of a configuration, by the back end of their id. Kind: effects."""
+"""Construction of environments by the back end of their id. Kind: effects."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def make_envs(
 
     Args:
         config: options of the environments.
-        seed: seed of all environments, from which one for each is derived.
-        num_envs: number of environments, if not `config.num_envs` (one rank's share, for example).
+        seed: seed from which the environments' seeds are derived.
+        num_envs: number of environments; None for `config.num_envs`.
         first_env: index of the first environment among those of all ranks.
-        make_env: function that makes a custom environment (Gymnasium's `Env`); `config.id` is then
-            only its name.
-        make_vector_env: function that makes a custom vector environment (Gymnasium's `VectorEnv`
-            interface) of a number of environments.
-        whole_games: leave out EnvPool's options that end episodes early or change rewards.
+        make_env: function that makes a custom environment (Gymnasium's `Env`), whose name is then
+            `config.id`.
+        make_vector_env: function of a number of environments that makes a custom vector environment
+            (Gymnasium's `VectorEnv`).
+        whole_games: whether to drop EnvPool's options that end episodes early or change rewards.
 
     Raises:
-        ValueError: an unknown id, two functions that make environments, an unknown option of the
-            environment, or spaces that are not supported.
+        ValueError: the id or an option of the environment is unknown, both functions are given, or
+            the spaces are not supported.
         ImportError: EnvPool is not installed.
     """
     if make_env is not None and make_vector_env is not None:
-        raise ValueError("make_env and make_vector_env are both given; expected one. Drop one.")
+        raise ValueError("make_env and make_vector_env are both given; expected one of them")
     share = EnvShare(config.num_envs if num_envs is None else num_envs, seed, first_env)
     with closing(Watchdog(config.id)) as watchdog:
         watchdog.call = "its start", 2 * RESET_SECONDS
@@ -69,9 +69,9 @@ def make_envs(
             if backend == "gymnasium":
                 envs = GymnasiumEnv(find_maker(name, config), f"gymnasium:{name}", config, share)
             else:
-                left_out = envpool.TRAINING_OPTIONS if whole_games else ()
-                kept = {key: v for key, v in config.options.items() if key not in left_out}
-                envs = _make_pool(backend, name, replace(config, options=kept), share)
+                dropped = envpool.TRAINING_OPTIONS if whole_games else ()
+                options = {key: v for key, v in config.options.items() if key not in dropped}
+                envs = _make_pool(backend, name, replace(config, options=options), share)
     try:
         return envs if config.observe is None else PartialObservation(envs, config.observe)
     except ValueError:
@@ -89,13 +89,13 @@ def _make_pool(backend: str, name: str, config: EnvConfig, share: EnvShare) -> N
     except (RuntimeError, TypeError) as error:
         if not config.options:
             raise
-        what = f"{backend}:{name}: EnvPool does not take env.options {dict(config.options)}"
-        raise ValueError(f"{what}: {str(error).splitlines()[0]}") from error
+        given = f"{backend}:{name}: env.options is {dict(config.options)}, which EnvPool rejects"
+        raise ValueError(f"{given}: {str(error).splitlines()[0]}") from error
 
 
 def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
     """Return the function that makes a registered environment with `env.options`."""
-    # By its spec, since other processes do not know ids that were registered here. GuardedEnv
+    # Use the spec, because other processes do not know ids registered in this one. GuardedEnv
     # checks more than Gymnasium's checker.
     spec = gym.spec(name.rpartition(":")[2])
     options = get_make_options(spec, config.options)
@@ -103,15 +103,15 @@ def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:
-    """Return the back end of an id, and its name there.
+    """Split an id into its back end and its name there.
 
     The prefixes are `procgen:`, `envpool:` and `gymnasium:`; `gymnasium:module:Id` imports a module
-    first, which registers the id. Without a prefix the games of Procgen are searched, then EnvPool,
-    then Gymnasium.
+    first, which registers the id. An id without prefix is searched in Procgen's games, EnvPool and
+    Gymnasium, in this order.
 
     Raises:
-        ValueError: an unknown id; the message has the nearest name.
-        ImportError: a missing back end, or a module that cannot be imported.
+        ValueError: the id is unknown; the message has the nearest one.
+        ImportError: the back end is missing, or the module cannot be imported.
     """
     prefix, _, name = env_id.partition(":") if ":" in env_id else ("", "", env_id)
     module, _, bare = name.rpartition(":")
@@ -136,7 +136,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
 
 
 def _names() -> dict[Backend, Collection[str]]:
-    """Return the names of environments of each back end that is installed."""
+    """Return the environments of each installed back end, by name."""
     names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.task_families()
@@ -146,10 +146,10 @@ def _names() -> dict[Backend, Collection[str]]:
 
 
 def episode_limit(config: EnvConfig) -> int | None:
-    """Return the number of steps after which the environment truncates; None without a limit.
+    """Return the maximum length of an episode in steps; None without a limit.
 
     Raises:
-        ValueError: an unknown id or option.
+        ValueError: the id or an option is unknown.
     """
     backend, name = resolve(config.id)
     if backend == "procgen":
@@ -166,7 +166,7 @@ def list_envs(pattern: str = "*") -> list[str]:
     """List the ids of environments that can be trained.
 
     Args:
-        pattern: Part of a name, with * and ? as wildcards; upper and lower case are the same.
+        pattern: Part of an id, with wildcards * and ?, in upper or lower case.
     """
     ids = [f"{backend}:{name}" for backend, names in _names().items() for name in names]
     return [env_id for env_id in ids if fnmatch.fnmatchcase(env_id.lower(), f"*{pattern.lower()}*")]

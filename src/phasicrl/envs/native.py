@@ -1,13 +1,13 @@
-"""Loads libraries that EnvPool leaves to the system, without root. Kind: effects.
+"""Loading of system libraries that EnvPool needs, without root. Kind: effects.
 
-Up to 1.2.5 EnvPool's Linux wheels leave out libQt5Core.so.5 and libQt5Gui.so.5, which Procgen draws
-with. The loader accepts any library with these names that is already in the process, so those of
+Up to 1.2.5, EnvPool's Linux wheels lack libQt5Core.so.5 and libQt5Gui.so.5, with which Procgen
+draws. The loader uses libraries of these names that are already in the process, so that those of
 the `PyQt5-Qt5` wheel are loaded first.
 
-From 1.2.7 on EnvPool carries its own Qt, but `import envpool` loads families (MuJoCo's and others)
-that are linked with libEGL.so.1 and libOpenGL.so.0, which machines without graphics do not have.
-Only EnvPool's own rendering, which phasicrl does not use, calls them. Where they are absent,
-stand-ins with these names are loaded, whose functions return zero: "no display".
+Since 1.2.7, EnvPool contains Qt, but `import envpool` loads families (MuJoCo and others) that are
+linked with libEGL.so.1 and libOpenGL.so.0, which machines without graphics lack. Only EnvPool's
+rendering calls them, which phasicrl does not use. Where they are absent, stand-ins with these names
+are loaded, whose functions return zero: "no display".
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
-"""In the order in which they must be loaded: Gui needs Core."""
+"""Libraries of Qt in loading order."""
 
 QT_STAND_INS = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
-"""Libraries that the wheel's Qt is linked with, but does not call to draw into an image."""
+"""Libraries that the wheel's Qt is linked with, but does not call when drawing images."""
 
 GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {"libOpenGL.so.0": (), "libEGL.so.1": (
     "eglBindAPI", "eglChooseConfig", "eglCreateContext", "eglCreatePbufferSurface", "eglGetError",
     "eglDestroyContext", "eglDestroySurface", "eglGetDisplay", "eglGetProcAddress", "eglInitialize",
     "eglMakeCurrent", "eglQueryString", "eglReleaseThread",
 )}  # fmt: skip
-"""Libraries that EnvPool 1.2.7 is linked with, and the functions that it looks up when loaded.
+"""Libraries that EnvPool 1.2.7 is linked with, and their functions that are resolved on loading.
 
-`nm -D --undefined-only` lists them.
+`nm -D --undefined-only` lists the functions.
 """
 
 QT_REMEDIES = "pip install PyQt5-Qt5, apt install libqt5gui5, conda install -c conda-forge qt-main"
@@ -44,34 +44,38 @@ GRAPHICS_REMEDIES = "apt install libegl1 libopengl0, conda install -c conda-forg
 
 @functools.cache
 def ensure_qt() -> str:
-    """Load Qt 5 for EnvPool's Procgen into this process, and return where it came from.
+    """Load Qt 5 for EnvPool's Procgen into this process, and return its source.
 
     Raises:
-        ImportError: no Qt could be loaded; the message names the remedies.
+        ImportError: Qt cannot be loaded; the message has remedies.
     """
     if not sys.platform.startswith("linux") or envpool_has_own_qt():
         return "not needed"
-    if all(_loads(name) for name in QT_LIBRARIES):
+    if all(_try_load(name) for name in QT_LIBRARIES):
         return "system"
     folder = find_wheel_folder()
     if folder is None:
         raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
-    if all(_loads(str(folder / name)) for name in QT_LIBRARIES):
+    if all(_try_load(str(folder / name)) for name in QT_LIBRARIES):
         return "wheel"
     load_with_stand_ins(folder)
     return "wheel with stand-ins"
 
 
 def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
-    """Load the wheel's Qt from `folder`, with stand-ins for absent libraries (`force`: for all).
+    """Load the wheel's Qt from a folder, with stand-ins for absent libraries.
+
+    Args:
+        folder: folder of the libraries.
+        force: whether to use stand-ins for all libraries, absent or not.
 
     Raises:
-        ImportError: it could not be loaded; the message names the remedies.
+        ImportError: Qt cannot be loaded; the message has remedies.
     """
-    absent = [name for name in QT_STAND_INS if force or not _loads(name)]
+    absent = [name for name in QT_STAND_INS if force or not _try_load(name)]
     if "libglib-2.0.so.0" in absent:
-        # Otherwise Qt's event dispatcher calls g_main_context_new, and the process ends with
-        # "symbol lookup error".
+        # Otherwise Qt's event dispatcher would call g_main_context_new, and the process would end
+        # with "symbol lookup error".
         os.environ["QT_NO_GLIB"] = "1"
     _load_stand_ins(dict.fromkeys(absent, ()), QT_REMEDIES)
     for name in QT_LIBRARIES:
@@ -80,23 +84,25 @@ def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
 
 @functools.cache
 def ensure_graphics() -> str:
-    """Load the libraries that EnvPool 1.2.7 is linked with, and return where they came from.
+    """Load the graphics libraries that EnvPool 1.2.7 is linked with, and return their source.
 
     Raises:
-        ImportError: the stand-ins could not be loaded; the message names the remedies.
+        ImportError: the stand-ins cannot be loaded; the message has remedies.
     """
     if not sys.platform.startswith("linux") or not envpool_has_own_qt():
         return "not needed"
-    absent = {name: functions for name, functions in GRAPHICS_LIBRARIES.items() if not _loads(name)}
+    absent = {
+        name: functions for name, functions in GRAPHICS_LIBRARIES.items() if not _try_load(name)
+    }
     _load_stand_ins(absent, GRAPHICS_REMEDIES)
     return "stand-ins" if absent else "system"
 
 
 def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
-    """Return an x86-64 ELF shared library whose functions return zero.
+    """Build an x86-64 ELF shared library with up to 20 functions that return zero.
 
-    It has the least that glibc's loader accepts, at fixed places: a page of names and tables, and a
-    page of code. Up to 20 functions fit.
+    It has the minimum that glibc's loader accepts, at fixed offsets: a page of names and tables,
+    and a page of code.
     """
     dynamic_at, hash_at, symbols_at, strings_at, code_at = 0x180, 0x200, 0x300, 0x600, 0x1000
     names, code = [soname, *functions], b"\x31\xc0\xc3"  # xor eax, eax; ret
@@ -105,17 +111,14 @@ def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
     # DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME, DT_NULL
     entries = (4, hash_at, 5, strings_at, 6, symbols_at, 10, len(strings), 11, 24, 14, name_at[0])
     dynamic = struct.pack("<14Q", *entries, 0, 0)
-    # One bucket with all symbols in a chain, so that names are compared and never hashed: 1 → 2 → …
-    # → 0, the end.
+    # One bucket with all symbols in a chain 1 → 2 → … → 0, so that names need no hashes.
     count = len(functions)
     chain = [0, *range(2, count + 1), *[0] * bool(count)]
     table = struct.pack(f"<{4 + count}I", 1, 1 + count, min(count, 1), *chain)
-    # Each a global function of the first section (any number but 0, which is "undefined") at the
-    # one piece of code.
+    # Each symbol is a global function of section 1 (0 is "undefined") at the same code.
     rows = [struct.pack("<IBBHQQ", at, 0x12, 0, 1, code_at, len(code)) for at in name_at[1:]]
     # PT_LOAD to read and write (older glibc relocates the dynamic section in place), PT_LOAD to
-    # read and execute, PT_DYNAMIC, and PT_GNU_STACK without "execute": its absence would ask for an
-    # executable stack.
+    # read and execute, PT_DYNAMIC, and PT_GNU_STACK for a stack that is not executable.
     parts = (1, 6, 0, code_at), (1, 5, code_at, 3), (2, 6, dynamic_at, 112), (0x6474E551, 6, 0, 0)
     headers = b"".join(
         struct.pack("<IIQQQQQQ", kind, flags, at, at, at, size, size, 0x1000)
@@ -139,15 +142,15 @@ def envpool_has_own_qt() -> bool:
 
 
 def find_wheel_folder() -> Path | None:
-    """Return the folder with the libraries of the package PyQt5-Qt5, if it is installed."""
+    """Find the folder of the libraries of the package PyQt5-Qt5; None if not installed."""
     spec = importlib.util.find_spec("PyQt5")  # a namespace package: the wheel has no __init__.py
     places = (spec.submodule_search_locations if spec is not None else None) or ()
     folders = [Path(place) / "Qt5" / "lib" for place in places]
     return next((folder for folder in folders if (folder / QT_LIBRARIES[0]).exists()), None)
 
 
-def _loads(name: str) -> bool:
-    """Load a library into this process; False if the loader cannot."""
+def _try_load(name: str) -> bool:
+    """Load a library into this process; return False if that fails."""
     try:
         ctypes.CDLL(name)
     except OSError:
@@ -156,7 +159,7 @@ def _loads(name: str) -> bool:
 
 
 def _load_stand_ins(libraries: Mapping[str, Sequence[str]], remedies: str) -> None:
-    """Load stand-ins with these names and functions for the rest of the process."""
+    """Load stand-ins with these names and functions into this process."""
     with tempfile.TemporaryDirectory(prefix="phasicrl-libraries-") as scratch:
         for name, functions in libraries.items():
             path = Path(scratch) / name
@@ -165,11 +168,14 @@ def _load_stand_ins(libraries: Mapping[str, Sequence[str]], remedies: str) -> No
 
 
 def load_lazily(path: Path, remedies: str) -> None:
-    """Load a library whose functions are looked up when they are called.
+    """Load a library whose functions are resolved when they are called.
 
-    `ctypes.CDLL` always adds RTLD_NOW, which fails on stand-ins.
+    `ctypes.CDLL` always adds RTLD_NOW, which fails with stand-ins.
+
+    Raises:
+        ImportError: the library cannot be loaded; the message has remedies.
     """
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype = ctypes.c_void_p
     if not dlopen(str(path).encode(), os.RTLD_LAZY):
-        raise ImportError(f"{path.name} could not be loaded; {remedies}")
+        raise ImportError(f"{path.name} cannot be loaded; {remedies}")

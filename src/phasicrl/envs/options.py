@@ -1,4 +1,4 @@
-"""Reads `env.options` in the types of their defaults. Kind: pure."""
+"""Conversion of `env.options` to the types of their defaults. Kind: pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from phasicrl.config_io import nearest_name
 def read_options(
     name: str, given: Mapping[str, OptionValue], known: Mapping[str, Any], takes_more: bool = False
 ) -> dict[str, Any]:
-    """Return the given options, each in the type of its default.
+    """Convert the given options to the types of their defaults.
 
     Args:
-        name: of the environment, for messages.
+        name: name of the environment, for messages.
         given: options by name; strings are parsed.
         known: defaults of all options; None for an unknown type.
-        takes_more: whether other options are accepted.
+        takes_more: whether options without a default are accepted.
 
     Raises:
-        ValueError: an option that does not exist, or a value of a wrong type.
+        ValueError: an option does not exist, or its value has a wrong type.
     """
     for key in given:
         if key not in known and not takes_more:
             options = ", ".join(f"{option}={default}" for option, default in sorted(known.items()))
-            what = f"{name} has no option {key!r}{nearest_name(key, known)} (env.options)"
-            raise ValueError(f"{what}; it has: {options}")
+            text = f"{name}: env.options has {key}, which does not exist{nearest_name(key, known)}"
+            raise ValueError(f"{text}; expected some of {options}")
     return {key: _read(name, key, value, known.get(key)) for key, value in given.items()}
 
 
 def _read(name: str, key: str, value: OptionValue, default: Any) -> Any:
-    """Return a value in the type of its default."""
+    """Convert a value to the type of its default."""
     kind, read = type(default), value
     if isinstance(value, str) and kind is not str:
         read = _parse(value)
@@ -40,13 +40,13 @@ def _read(name: str, key: str, value: OptionValue, default: Any) -> Any:
     if is_whole and kind in (int, float):  # 2 for 2.0, and 1e3 for 1000
         read = kind(read)
     if default is not None and type(read) is not kind:
-        what = f"{name}: env.options has {key} = {value!r}"
-        raise ValueError(f"{what}; expected a value of type {kind.__name__}, such as {default!r}")
+        text = f"{name}: env.options has {key} = {value!r}"
+        raise ValueError(f"{text}; expected a value of type {kind.__name__}, such as {default!r}")
     return read
 
 
 def _parse(text: str) -> OptionValue:
-    """Return the truth value or the number that a text spells, else the text."""
+    """Parse a boolean or a number; return any other text unchanged."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

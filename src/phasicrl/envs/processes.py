@@ -1,4 +1,4 @@
-"""Gymnasium environments in processes, with deadlines. Kind: effects."""
+"""Gymnasium environments in processes with deadlines. Kind: effects."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
 from phasicrl.system.signals import watch_parent
 
 CLOSE_SECONDS = 5
-"""Time that processes get to end."""
+"""Maximum time for processes to end."""
 
 
 class ProcessLostError(EnvError):
-    """A process died or hangs; all of them were ended."""
+    """Failure of a process that died or hangs; all processes were ended."""
 
 
 class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
-    """Gymnasium's environments in processes, with an error if one of them hangs or dies."""
+    """Gymnasium's environments in processes; a process that hangs or dies raises an error."""
 
     def __init__(self, makers: Sequence[MakeEnv], name: str) -> None:
         self._name, self._error = name, cast("ProcessLostError | None", None)
         calls = [functools.partial(_make_in_process, maker, os.getpid()) for maker in makers]
         try:
-            # Forking would copy locks that threads of PyTorch and EnvPool may hold at that moment.
+            # A fork would copy locks that threads of PyTorch and EnvPool hold.
             super().__init__(calls, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
             _kill(getattr(self, "processes", ()))
-            text = f"{name}: processes did not start ({error!r}); put the start of your script"
-            text += " under `if __name__ == '__main__':`, and use a make_env that can be pickled"
+            text = f"{name}: processes did not start ({error!r}). Put the code of your script under"
+            text += " `if __name__ == '__main__':`, and use a make_env that can be pickled"
             raise ProcessLostError(text) from error
-        # Before multiprocessing's own clean-up, which sends a SIGTERM and waits for ever.
+        # Must run before multiprocessing's clean-up, which sends SIGTERM and waits forever.
         Finalize(self, _kill, (self.processes,), exitpriority=10)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -59,7 +59,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         return self._finish(RESET_SECONDS, self.call_wait, self.call_async, name, *args)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the processes to end, and kill those that do not."""
+        """Request the end of all processes, and kill the remaining ones after the timeout."""
         end = time.monotonic() + (0 if terminate else CLOSE_SECONDS)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError, AttributeError):  # Gymnasium sets None after an error
@@ -69,23 +69,27 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         _kill(self.processes)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the error of a process as it is; Gymnasium would warn and wrap it."""
+        """Raise the error of a process unchanged; Gymnasium would warn and wrap it."""
         if not all(successes):
             raise self.error_queue.get()[2]
 
     def _finish(
         self, seconds: int, receive: Callable[[], Any], send: Callable[..., Any], *args: Any
     ) -> Any:
-        """Send a call and return the results; end all processes if one hangs or dies."""
+        """Send a call and return the results.
+
+        Raises:
+            ProcessLostError: a process hangs or died; all of them were ended.
+        """
         if self._error is not None:
             raise self._error
         call = send.__name__.removesuffix("_async")
         try:
             send(*args)
-            silent = find_silent(self.parent_pipes, seconds)
-            if silent is None:
+            hung = find_hung_process(self.parent_pipes, seconds)
+            if hung is None:
                 return receive()
-            text = f"environment {silent} has not finished {call}() within {seconds} s"
+            text = f"environment {hung} has not finished {call}() within {seconds} s"
             text += "; it hangs, or the machine is overloaded"
         except (EOFError, OSError):
             ends = [process.sentinel for process in self.processes]
@@ -99,10 +103,10 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         raise self._error from None
 
 
-def find_silent(pipes: Sequence[Any], seconds: int) -> int | None:
-    """Wait for a result in each pipe; return the index of the first that has none in time.
+def find_hung_process(pipes: Sequence[Any], seconds: int) -> int | None:
+    """Wait for a result in each pipe, and return the index of the first without one in time.
 
-    Only time in which this process runs counts: a wait in which it is stopped is one second.
+    Time in which this process is stopped does not count, apart from one second.
     """
     for index, pipe in enumerate(pipes):
         while not pipe.poll(1):
@@ -120,9 +124,9 @@ def _kill(processes: Sequence[Any]) -> None:
 
 
 def _make_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
-    """Make an environment in its process, or one in `parent` that Gymnasium reads spaces from."""
+    """Make an environment in its process, or in the process `parent` for Gymnasium's spaces."""
     if os.getpid() != parent:
-        # Signals to the whole group (Ctrl-C, SLURM) are for the trainer, which has to save.
+        # Signals to the process group (Ctrl-C, SLURM) are handled by the trainer, which saves.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         watch_parent(lambda: os._exit(1))

@@ -1,8 +1,7 @@
-"""The contract of environments: what a step returns, and how episodes end. Kind: data.
+"""Contract of vector environments: results of a step, ends of episodes. Kind: data.
 
-Each back end implements it once. Inside the trainer there are no reset rows and no autoreset modes:
-the next action is for `obs`, and the last observation of an ended episode is `final_obs`. All
-tensors are on the environments' device.
+There are no autoreset modes: the next action is for `obs`, and the final observation of an ended
+episode is in `final_obs`. All tensors are on the environments' device.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import gymnasium as gym
 
-# Worker processes import this file; importing torch would cost each of them time and memory.
+# Worker processes import this file, and must not spend time and memory on torch.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -21,26 +20,25 @@ ExactState = Literal["snapshot", "replay", "none"]
 
 
 class EnvError(RuntimeError):
-    """Failure of an environment; the message names the environment, the call and the remedy."""
+    """Failure of an environment; the message names the environment, the call and a remedy."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeStep:
-    """Result of one step of B environments; later steps do not write into its tensors.
+    """Result of one step of B environments; later steps do not change its tensors.
 
     Attributes:
-        obs: `[B, …]` as `ObservationLayout` stores it; already the first of the next episode where
-            one ended.
-        reward: `[B]` float32.
-        terminated: `[B]` bool; the episode ended by the environment's rules.
-        truncated: `[B]` bool; the episode was cut, by a time limit for example, and returns are
-            bootstrapped. Never true where `terminated` is.
-        final_obs: `[B, …]` last observations, valid in the rows of ended episodes. None if no
-            episode ended and that is known without waiting for the device.
-        info: extra tensors `[B]` that describe the step, for statistics only (Procgen:
-            `level_seed`, `level_complete`).
+        obs: stored observations `[B, …]` (see `ObservationLayout`); the first of the next episode
+            where one ended.
+        reward: rewards `[B]` float32.
+        terminated: whether the episode ended by the environment's rules, `[B]` bool.
+        truncated: whether the episode was cut, for example by a time limit, so that returns are
+            bootstrapped, `[B]` bool. False where `terminated` is true.
+        final_obs: final observations `[B, …]`, valid in the rows of ended episodes. None if no
+            episode ended, as far as that is known without waiting for the device.
+        info: extra tensors `[B]` for statistics (Procgen: `level_seed`, `level_complete`).
     """
 
     obs: Tensor
@@ -52,25 +50,23 @@ class TimeStep:
 
 
 class VectorEnv(Protocol):
-    """B environments that are stepped together.
+    """Batch of B environments that are stepped together.
 
     Attributes:
-        name: the full id, for messages: `procgen:starpilot`.
-        num_envs: B.
-        device: where all tensors are, actions included.
-        observation_space: of one environment, with float32 in place of other floats. Observations
-            are tensors in the shape and dtype that `phasicrl.spaces.ObservationLayout` stores them
-            in.
-        action_space: of one environment. `step` takes the flat actions that
-            `phasicrl.spaces.ActionLayout` describes.
-        mask_size: A, the width of action masks: the options of all discrete components; 0 without
-            masks.
-        action_mask: `[B, A]` bool, true where an action is allowed in the observations that `reset`
-            or `step` returned last, at least one for each discrete component; a new tensor each
-            time; None without masks, and before the first reset.
-        exact_state: whether and how `state_dict` restores the environments exactly: by a
-            `snapshot`, by a `replay` of the episode, or not (`none`: a resumed run starts new
-            episodes).
+        name: full id, for messages, such as `procgen:starpilot`.
+        num_envs: number of environments B.
+        device: device of all tensors, including actions.
+        observation_space: observation space of one environment, with float32 in place of other
+            floats. Observations have the storage format of `phasicrl.spaces.ObservationLayout`.
+        action_space: action space of one environment. Actions have the flat format of
+            `phasicrl.spaces.ActionLayout`.
+        mask_size: width A of action masks, the number of choices of all discrete components; 0
+            without masks.
+        action_mask: allowed actions `[B, A]` bool for the observations that `reset` or `step`
+            returned last, at least one for each discrete component; a new tensor each time. None
+            without masks, and before the first reset.
+        exact_state: method by which `state_dict` restores the environments exactly: `snapshot`,
+            `replay` of the episode, or `none`, with which a resumed run starts new episodes.
     """
 
     name: str
@@ -87,13 +83,13 @@ class VectorEnv(Protocol):
         ...
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` or `[B, K]` and reset the ended ones."""
+        """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly.
 
-        None where `exact_state` is `none`, and before the first reset.
+        None if `exact_state` is `none`, and before the first reset.
         """
         ...
 
@@ -106,5 +102,5 @@ class VectorEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Release processes and threads; calling it twice is harmless."""
+        """Release processes and threads; further calls do nothing."""
         ...

@@ -1,14 +1,13 @@
 """Custom vector environments with Gymnasium's `VectorEnv` interface. Kind: effects.
 
-Their `metadata["autoreset_mode"]` declares what happens at the end of an episode:
+Their `metadata["autoreset_mode"]` is one of:
 
-- `SAME_STEP`: it resets in the step that ends the episode; the last observation is in
+- `SAME_STEP`: an environment resets in the step that ends its episode; the final observation is in
   `info["final_obs"]`.
-- `NEXT_STEP`: its next step ignores the action and returns the first observation. That row is no
-  transition and never occurs here: right after the step that ended them, environments are reset by
-  `reset(options={"reset_mask": ended})`, which Gymnasium's own vector environments and EnvPool
-  understand.
-- `DISABLED`: it waits for that call.
+- `NEXT_STEP`: the next step ignores the action and returns the first observation. Such steps do not
+  occur here, because ended environments are reset right away by
+  `reset(options={"reset_mask": ended})`, which Gymnasium's vector environments and EnvPool support.
+- `DISABLED`: ended environments are reset by that call only.
 """
 
 from __future__ import annotations
@@ -24,31 +23,32 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvShare, FirstObs, NumpyStep, NumpyVectorEnv
-from phasicrl.envs.checks import MASK, Fault, calling, read_spaces, require_tuple
+from phasicrl.envs.checks import MASK, Fault, check_tuple, convert_errors, read_spaces
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import choices
 
 MakeVectorEnv = Callable[[int], gym.vector.VectorEnv[Any, Any, Any]]
-"""Makes a vector environment of the given number of environments."""
+"""Function that makes a vector environment of a number of environments."""
 
 
 class CustomVectorEnv(NumpyVectorEnv):
-    """A user's vector environment.
+    """Custom vector environment.
 
-    It is reset when it is made, to see whether `info` holds masks; the first `reset` returns that.
+    It is reset at construction, to detect masks in `info`; the first `reset` returns that result.
     """
 
     remedy = "repair the vector environment"
 
     def __init__(self, make_vector_env: MakeVectorEnv, config: EnvConfig, share: EnvShare) -> None:
-        """Make it and reset it with `seed + first_env`, from which Gymnasium counts on.
+        """Make the vector environment and reset it with the seed `seed + first_env`.
 
         Raises:
-            ValueError: not a vector environment of that size, or spaces that are not supported.
-            EnvError: it cannot be made or reset.
+            ValueError: the spaces are not supported.
+            EnvError: the result is not a vector environment of that size, or it cannot be made or
+                reset.
         """
         name, num_envs = config.id, share.num_envs
-        with calling(f"{name}: make_vector_env()"):
+        with convert_errors(f"{name}: make_vector_env()"):
             self._vector: Any = make_vector_env(num_envs)
             if (size := getattr(self._vector, "num_envs", None)) != num_envs:
                 text = f"returned a {type(self._vector).__name__} with num_envs {size}"
@@ -57,7 +57,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         spaces = self._vector.single_observation_space, self._vector.single_action_space
         interface = read_spaces(name, *spaces)
         self._widths = choices(interface.action_space)
-        with calling(f"{name}: reset()"):
+        with convert_errors(f"{name}: reset()"):
             obs, info = self._reset_vector(seed=share.seed + share.first_env)
         self._first: tuple[Any, Mapping[str, Any]] | None = obs, info
         source = interface.mask_source or ("info" if self._widths and MASK in info else None)
@@ -66,14 +66,14 @@ class CustomVectorEnv(NumpyVectorEnv):
         super().__init__(name, num_envs, interface)
 
     def _reset(self) -> FirstObs:
-        with calling(f"{self.name}: reset()"):
+        with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._first = self._first or self._reset_vector(), None
-            everything = np.ones(self.num_envs, bool)
-            return self._store(obs, "reset").copy(), self._read_mask(obs, info, everything)
+            rows = np.ones(self.num_envs, bool)
+            return self._store(obs, "reset").copy(), self._read_mask(obs, info, rows)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
-        with calling(f"{self.name}: step()"):
-            result = require_tuple(self._vector.step(self._actions.unflatten(action)), 5)
+        with convert_errors(f"{self.name}: step()"):
+            result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
             stored, info = self._store(obs, "step").copy(), info or {}
             kinds = zip((np.float32, bool, bool), (reward, terminated, truncated), strict=True)
@@ -89,15 +89,15 @@ class CustomVectorEnv(NumpyVectorEnv):
             final_obs = stored.copy()
             if self._mode is AutoresetMode.SAME_STEP:
                 mask = self._read_mask(obs, info, np.ones(self.num_envs, bool))
-                last = self._last_obs(info, ended)
-                final_obs[ended] = self._store(last, "step", np.flatnonzero(ended))
+                finals = self._final_obs(info, ended)
+                final_obs[ended] = self._store(finals, "step", np.flatnonzero(ended))
             else:
                 mask = self._read_mask(obs, info, ~ended)
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
                 first = self._store(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
-                    text = "reset() with a reset_mask in its options resets other environments, too"
-                    raise Fault(f"cannot go on: {text}; make it with autoreset_mode=SAME_STEP")
+                    text = "resets all environments in reset(options={'reset_mask': …})"
+                    raise Fault(f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP")
                 stored[ended] = first[ended]
                 if mask is not None:
                     mask |= self._read_mask(obs, info, ended)
@@ -108,21 +108,21 @@ class CustomVectorEnv(NumpyVectorEnv):
             self._vector.close()
 
     def _reset_vector(self, **options: Any) -> tuple[Any, Mapping[str, Any]]:
-        obs, info = require_tuple(self._vector.reset(**options), 2)
+        obs, info = check_tuple(self._vector.reset(**options), 2)
         return obs, info or {}
 
-    def _last_obs(self, info: Mapping[str, Any], ended: np.ndarray) -> Any:
-        """Return the last observations of the ended episodes, as a batch of the space."""
+    def _final_obs(self, info: Mapping[str, Any], ended: np.ndarray) -> Any:
+        """Return the final observations of the ended episodes, as a batch of the space."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         if finals is None:
-            raise Fault("ended an episode without info['final_obs'], which SAME_STEP requires")
+            raise Fault("ended an episode without info['final_obs']; expected with SAME_STEP")
         if not isinstance(finals, np.ndarray) or finals.dtype != object:
             finals = iterate(batch_space(space, self.num_envs), finals)
         rows = [row for row, end in zip(finals, ended, strict=True) if end]
         return concatenate(space, rows, create_empty_array(space, len(rows)))
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
-        """Return masks `[B, mask_size]`, all false except in `rows` `[B]`; None without masks."""
+        """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""
         shape = (self.num_envs, self.mask_size)
         if not self.mask_size or not rows.any():
             return np.zeros(shape, dtype=bool) if self.mask_size else None

@@ -1,4 +1,4 @@
-"""Deadlines for environments of this process: a call that hangs ends the process. Kind: effects."""
+"""Deadlines for environments in this process. Kind: effects (ends the process)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import threading
 from phasicrl.envs.protocol import EnvError
 
 STEP_SECONDS, RESET_SECONDS = 60, 300
-"""Deadlines of a step and of a reset; the first reset includes making the environments."""
+"""Deadlines of a step, and of a reset, which may include making the environments."""
 
 
 class Watchdog:
-    """Ends the process with exit code 4 and all stacks if a call does not return in time.
+    """Thread that ends the process with exit code 4 and all stacks if a call hangs.
 
-    While `call` is a name and a number of seconds, that call is under way; set it again for each.
-    A thread counts seconds in which this process runs: of a stop, for example by Ctrl-Z, it
-    counts one at most.
+    Time in which the process is stopped, for example by Ctrl-Z, does not count, apart from one
+    second.
+
+    Attributes:
+        call: name and deadline in seconds of the current call, set for each call; None outside.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Wrappers of any `VectorEnv`: observed components, heuristic masks. Kind: effects."""
+"""Wrappers of vector environments: observed components, heuristic masks. Kind: effects."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from phasicrl.masks import find_blocked
 from phasicrl.spaces import choices
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
-"""From stored observations `[B, …]` and the environments' masks `[B, A]` or None to masks."""
+"""Function of stored observations `[B, …]` and the environments' masks `[B, A]` or None.
+
+It returns masks `[B, A]`."""
 
 
 class _Wrapper:
-    """A `VectorEnv` around another; subclasses change observations and masks in `_observe`."""
+    """Wrapper of a `VectorEnv`; subclasses change observations and masks in `_observe`."""
 
     def __init__(self, envs: VectorEnv) -> None:
         self._envs = envs
@@ -49,13 +51,13 @@ class _Wrapper:
 
 
 class PartialObservation(_Wrapper):
-    """Environments of which only some components of observation vectors are seen."""
+    """Wrapper that returns only some components of observation vectors."""
 
     def __init__(self, envs: VectorEnv, components: tuple[int, ...]) -> None:
-        """Show only `components`, in that order.
+        """Select components in the given order.
 
         Raises:
-            ValueError: observations that are not vectors, or components that they do not have.
+            ValueError: observations are not vectors, or do not have these components.
         """
         super().__init__(envs)
         space = envs.observation_space
@@ -80,13 +82,13 @@ class PartialObservation(_Wrapper):
 
 
 class HeuristicMask(_Wrapper):
-    """Environments whose actions are masked by a heuristic in the first steps.
+    """Wrapper that masks actions by a heuristic at the start of training.
 
-    A heuristic that rules out hopeless actions spares the policy a beginner's mistakes; later the
-    policy must be free to break it.
+    A heuristic that excludes bad actions helps a policy at first; later the policy may do better
+    without.
 
     Attributes:
-        env_steps: steps taken, summed over the environments.
+        env_steps: number of steps so far, summed over the environments.
     """
 
     action_mask: Tensor | None
@@ -94,19 +96,22 @@ class HeuristicMask(_Wrapper):
     def __init__(
         self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0
     ) -> None:
-        """Mask the actions of `envs` for `num_steps` steps, summed over them.
+        """Mask the actions of environments in their first steps.
 
-        An action is allowed if `function` and the environments' own mask allow it; after
-        `num_steps` only the latter counts. A resumed run begins with its `env_steps`.
+        Args:
+            envs: environments to wrap.
+            function: heuristic; an action is allowed if the environment's mask allows it, too.
+            num_steps: number of steps with the heuristic, summed over the environments.
+            env_steps: number of steps before, in a resumed run.
 
         Raises:
-            ValueError: actions without a discrete component.
+            ValueError: the action space has no discrete component.
         """
         super().__init__(envs)
         self._function, self.num_steps, self.env_steps = function, num_steps, env_steps
         self._widths = choices(envs.action_space)
         if not self._widths:
-            text = f"{envs.name}: mask_actions was given, but actions are {envs.action_space}"
+            text = f"{envs.name}: mask_actions is given, and actions are {envs.action_space}"
             raise ValueError(f"{text}; expected a discrete component")
         self.mask_size = sum(self._widths)
 
@@ -116,18 +121,18 @@ class HeuristicMask(_Wrapper):
         return super().step(action)
 
     def _observe(self, obs: Tensor) -> Tensor:
-        """Compute the mask of observations.
+        """Compute the masks of observations, and return the observations.
 
         Raises:
             ValueError: the function's result is not a mask.
-            EnvError: nothing is allowed in some component.
+            EnvError: a mask allows nothing in a component.
         """
-        own, shape = self._envs.action_mask, (self.num_envs, self.mask_size)
+        given_mask, shape = self._envs.action_mask, (self.num_envs, self.mask_size)
         if self.env_steps >= self.num_steps:
             allowed = torch.ones(shape, dtype=torch.bool, device=self.device)
-            self.action_mask = allowed if own is None else own
+            self.action_mask = allowed if given_mask is None else given_mask
             return obs
-        env_mask = None if own is None else own.numpy(force=True)
+        env_mask = None if given_mask is None else given_mask.numpy(force=True)
         mask: Any = self._function(obs.numpy(force=True), env_mask)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != shape:
             given = getattr(mask, "dtype", type(mask).__name__), np.shape(mask)
@@ -135,8 +140,8 @@ class HeuristicMask(_Wrapper):
             raise ValueError(f"{text}; expected a NumPy array of bool of shape {shape}")
         mask = mask.copy() if env_mask is None else mask & env_mask
         if blocked := find_blocked(self._widths, mask):
-            where = f"environment {blocked[0]} in component {blocked[1]}"
-            text = f"{self.name}: mask_actions allows nothing for {where} at step {self.env_steps}"
-            raise EnvError(f"{text}; allow at least one action that its own mask allows")
+            location = f"environment {blocked[0]} in component {blocked[1]}"
+            text = f"{self.name}: mask_actions allows nothing for {location}, step {self.env_steps}"
+            raise EnvError(f"{text}; expected an action that the environment's mask allows")
         self.action_mask = torch.from_numpy(mask).to(self.device)
         return obs

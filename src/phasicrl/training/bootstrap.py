@@ -35,8 +35,7 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
     """
     rows = np.asarray(curves, dtype=np.float64)
     if len(rows) == 0 or not np.isfinite(rows).all():
-        text = f"values has shape {rows.shape}, finite: {bool(np.isfinite(rows).all())}"
-        raise ValueError(f"{text}; expected at least one value, and finite ones")
+        raise ValueError(f"values has shape {rows.shape}; expected at least one value, all finite")
     count, generator = len(rows), np.random.default_rng(0)
     block = max(1, MAX_COUNTS // count)
     sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
