@@ -95,9 +95,9 @@ def same_minibatches(config: Config, processes: int, rank: int | None) -> Iterat
     """
     calls = itertools.count()
 
-    def random_order(samples: Samples, *, by: str, generator: Generator) -> Tensor:
+    def random_order(samples: Samples, *, unit: str, generator: Generator) -> Tensor:
         number, length = next(calls), samples.first.shape[1]
-        steps = 1 if by == "segments" else length
+        steps = 1 if unit == "segments" else length
         if rank is not None:
             return _order(samples, number, rank, len(samples) * steps)
         aux = config.aux

@@ -116,8 +116,8 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("tain", "did you mean 'train'"),
         ("sweep mak", "did you mean 'make'"),
         ("train procgen-pgp", "did you mean 'procgen-pp"),
-        ("train --seed 3", "the preset comes first"),
-        ("train --from", "--from needs the path"),
+        ("train --seed 3", "the preset is --seed; expected"),
+        ("train --from", "--from is empty; expected the path"),
         ("train --from /nowhere/config.json", "/nowhere/config.json"),
         ("train classic-ppo --env.id carpole", "did you mean 'CartPole-v1'"),
         ("train procgen-ppg --env.id bigfsh", "did you mean 'bigfish'"),
@@ -133,9 +133,9 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("evaluate /tmp", "/tmp is not a run directory"),
         ("resume /tmp", "/tmp is not a run directory"),
         ("video /tmp", "/tmp is not a run directory"),
-        ("plot", "give at least one run directory"),
-        ("presets nothing-like-this", "no preset's name contains"),
-        ("envs nothing-like-this", "no environment matches"),
+        ("plot", "name at least one run directory"),
+        ("presets nothing-like-this", "expected part of a preset's name"),
+        ("envs nothing-like-this", "which matches no id"),
         ("--import no_such_module presets", "no_such_module"),
     ],
 )
@@ -257,7 +257,7 @@ def test_train_evaluate_plot_and_resume_a_run(
     # As if it were trained on some levels of a game of Procgen, which are all the same.
     monkeypatch.setattr(evaluation, "check_levels", lambda *_: None)
     assert main(both) == 0
-    assert "greedy: 0.00 more on training levels" in capsys.readouterr().out
+    assert "greedy: 0.00 higher on training levels" in capsys.readouterr().out
     assert main(["plot", str(run), "--output", str(tmp_path / "curves")]) == 0
     assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
     assert main(["resume", str(run)]) == 0

@@ -72,7 +72,7 @@ PAIR = Dict(a=Discrete(2), b=Discrete(2))
 @pytest.mark.parametrize(
     ("space", "mask", "match"),
     [
-        (Discrete(3), [1, 0], r"shape \(2,\); accepted for Discrete\(3\): shape \(3,\)$"),
+        (Discrete(3), [1, 0], r"shape \(2,\); expected for Discrete\(3\): shape \(3,\)$"),
         (Discrete(3), [[1, 0, 1]], r"shape \(1, 3\)"),
         (Discrete(3), None, "NoneType"),
         (Discrete(3), {"mask": [1, 0, 1]}, "dict"),
@@ -81,15 +81,15 @@ PAIR = Dict(a=Discrete(2), b=Discrete(2))
         (Discrete(2), [0.5, 1], r"values \[0.5 1. \]"),
         (MultiDiscrete([2, 3]), [1, 1], r"shape \(5,\), or one mask for each part"),
         (MultiDiscrete([2, 3]), [[1, 1], [1, 1]], r"shape \(2,\) \(at '1'\)"),
-        (MultiDiscrete([2, 3]), [[1, 1], [1, 1, 1], [1]], "list; accepted for MultiDiscrete"),
+        (MultiDiscrete([2, 3]), [[1, 1], [1, 1, 1], [1]], "list; expected for MultiDiscrete"),
         (MultiDiscrete([[2], [2], [2]]), [[[1, 1], [1, 1], [1, 1]]], r"shape \(1, 3, 2\)"),
         (MultiBinary((2, 2)), np.ones((4, 2)), r"shape \(4, 2\)"),
         (MultiBinary((2, 2)), [[[1, 1], [1, 1], [1, 1]], [[1, 1]]], "list"),
         (Tuple([Discrete(2), Discrete(2)]), ([1, 1],), r"shape \(1, 2\)"),
-        (PAIR, {"a": [1, 1]}, "dict; accepted for Dict"),
-        (PAIR, {"a": [1, 1], "b": [1, 1], "c": [1]}, "dict; accepted for Dict"),
+        (PAIR, {"a": [1, 1]}, "dict; expected for Dict"),
+        (PAIR, {"a": [1, 1], "b": [1, 1], "c": [1]}, "dict; expected for Dict"),
         (PAIR, {"a": [1, 1], "b": [1, 1, 1]}, r"shape \(3,\) \(at 'b'\)"),
-        (Box(-1, 1, (2,)), [1, 1], r"accepted for Box.*: shape \(0,\)$"),
+        (Box(-1, 1, (2,)), [1, 1], r"expected for Box.*: shape \(0,\)$"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(space: gym.Space[Any], mask: Any, match: str) -> None:

@@ -507,7 +507,7 @@ def test_the_last_iterations_alone_are_used_whole(tmp_path: Path) -> None:
 def test_the_old_policy_is_computed_once_a_phase_before_it_changes(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux(epochs=3)))
     expected = compute_dist_params(run.agent, run.buffer.segments(), executor=run.executor)
-    with patch.object(phases, "dist_params", wraps=dist_params) as calls:
+    with patch.object(phases, "compute_dist_params", wraps=compute_dist_params) as calls:
         batches = auxiliary_batches(run)
     assert calls.call_count == 1
     last_epoch = torch.cat([samples.old_dist_params.flatten() for samples in batches[-4:]])

@@ -191,14 +191,14 @@ def test_the_average_follows_steps_and_restarts_after_the_aux_phase(tmp_path: Pa
     changes = {"ppo.proximal_decay": 0.5, "ppo.num_minibatches": 1, "ppo.policy_epochs": 1}
     run = open_run(tiny(tmp_path, aux=tiny_aux(every=1, epochs=1)).with_updates(changes))
     assert run.learner.proximal is not None
-    average, seen, params = run.learner.proximal.agent, [], phases.dist_params
+    average, seen, params = run.learner.proximal.agent, [], phases.compute_dist_params
 
     def spy(agent: Agent, *args: Any, **options: Any) -> torch.Tensor:
         seen.extend([policy_weights(agent)] if agent is average else [])
         return params(agent, *args, **options)
 
     start = policy_weights(run.agent)
-    with patch.object(phases, "dist_params", spy):
+    with patch.object(phases, "compute_dist_params", spy):
         policy_phase(run.learner, run.collect(run.buffer.next_rollout()))
     (before,) = seen
     assert all(map(torch.equal, start, before))

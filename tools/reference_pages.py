@@ -403,8 +403,13 @@ def _table(name: str, kind: type, *, skip: set[str]) -> str:
     for field in dataclasses.fields(kind):
         if field.name not in skip:
             path = f"{name}.{field.name}" if name else field.name
-            text += f"| `{path}` | {_show(defaults()[path])} | {sentences[field.name]} |\n"
+            text += f"| `{path}` | {_show(defaults()[path])} | {_cell(sentences[field.name])} |\n"
     return text
+
+
+def _cell(text: str) -> str:
+    """Return the text of an option for a table cell, with each choice on its line."""
+    return text.replace("\n`", "<br>`").replace("\n", " ")
 
 
 def _show(value: object) -> str:

@@ -1,8 +1,8 @@
-"""Proximal Policy Optimization and Phasic Policy Gradient, by one engine.
+"""Proximal Policy Optimization (PPO) and Phasic Policy Gradient (PPG) in PyTorch.
 
-PPO is PPG without its auxiliary phase. `train(get_preset("procgen-ppg"))` trains;
-`phasicrl.algorithm` is the page to read first. What needs torch is imported when it is first used,
-so that `import phasicrl` and the command line's help do not wait for it.
+PPO is PPG without its auxiliary phase. `train(get_preset("procgen-ppg"))` trains an agent; read
+`phasicrl.algorithm` first. Functions that need torch are imported on first use, so that `import
+phasicrl` and `phasicrl --help` are fast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from phasicrl.algorithm import resume, train
     from phasicrl.training.evaluate import evaluate
 
-_HOME = {"evaluate": "training.evaluate", "resume": "algorithm", "train": "algorithm"}
+_MODULES = {"evaluate": "training.evaluate", "resume": "algorithm", "train": "algorithm"}
 __all__ = [
     "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
     "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "resume", "train",
@@ -36,8 +36,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module (PEP 562)."""
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(
             f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}"
         )
-    return getattr(import_module(f"phasicrl.{_HOME[name]}"), name)
+    return getattr(import_module(f"phasicrl.{_MODULES[name]}"), name)

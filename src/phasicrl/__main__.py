@@ -1,4 +1,4 @@
-"""`python -m phasicrl` is the `phasicrl` command. Kind: effects."""
+"""Entry point of `python -m phasicrl`. Kind: effects."""
 
 from phasicrl.cli import main
 

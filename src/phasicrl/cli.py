@@ -1,8 +1,8 @@
-"""The command line: reads words, calls the library, prints the result.
+"""Command line: parses arguments, calls the library, prints the result.
 
-Packages add commands by the entry-point group `phasicrl.commands`. tyro reads the options of a run
-from `Config`, and those of other commands from a function's signature. Libraries are imported by
-the command that needs them, so that `phasicrl --help` is fast.
+Packages add commands by the entry-point group `phasicrl.commands`. tyro parses the options of a run
+by `Config`, and those of other commands by a function's signature. Commands import the libraries
+that they need, so that `phasicrl --help` is fast.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _PLAIN_WARNING = warnings.formatwarning
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-"""Exit codes besides 0; an error that has another one carries it (docs/runs.md lists all)."""
+"""Exit codes of errors without an attribute `exit_code` (docs/runs.md lists all)."""
 Command = Callable[[list[str]], None]
-"""Runs one command, given the words after its name; its docstring is its help."""
+"""Function of the arguments of one command; its docstring is the help."""
 
 COMMON = """
 name seed total_env_steps output_dir init_from imports env.id env.num_envs env.num_threads
@@ -47,7 +47,7 @@ aux.beta_clone aux.learning_rate reward_norm.per obs_norm.statistics value_norm.
 compute.device compute.num_threads log.console log.wandb checkpoint.every_minutes
 evaluation.every_iterations evaluation.episodes evaluation.film
 """
-"""Options that `train PRESET --help` lists; `--help-all` lists every one."""
+"""Options that `train PRESET --help` lists; `--help-all` lists all."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _CommonOptions:
     modules: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="import", metavar="MODULE")
     ] = ()
-    """Import a module first, which may register environments."""
+    """Module to import first, which may register environments."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             importlib.import_module(module)
         run_command(words, all_commands(), "phasicrl")
         return 0
-    except BrokenPipeError:  # the reader of the output has gone
+    except BrokenPipeError:  # the reader has closed the output
         from phasicrl.runs.console import silence
 
         silence(sys.stdout)
@@ -103,7 +103,7 @@ def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int,
     line: str | None = None,
 ) -> str:  # fmt: skip
-    """Format warnings of this package as one sentence, without the line of code."""
+    """Format a warning of this package as one sentence, without the line of code."""
     if Path(filename).is_relative_to(Path(__file__).parent):
         return f"note: {escape_control_chars(str(message))}\n"
     return _PLAIN_WARNING(message, category, filename, lineno, line)
@@ -118,7 +118,7 @@ def all_commands() -> dict[str, Command]:
 
 
 def run_command(words: list[str], commands: Mapping[str, Command], prog: str) -> None:
-    """Run the command that the first word names, or list the commands.
+    """Run the command that the first argument names, or list the commands.
 
     Raises:
         ValueError: there is no such command; the message has the nearest name.
@@ -134,7 +134,7 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
         return print(version("phasicrl"))
     if words[0] not in commands:
         near = nearest_name(words[0], commands)
-        raise ValueError(f"unknown command {words[0]!r}{near}; `{prog} --help` lists all")
+        raise ValueError(f"unknown command {words[0]!r}{near}. `{prog} --help` lists all")
     commands[words[0]](words[1:])
 
 
@@ -145,7 +145,7 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _read_value(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read `none` as None, whole numbers such as 1e6, and `KEY=VALUE …`."""
+    """Return parsers of `none`, of integers such as 1e6, and of `KEY=VALUE …`."""
     if kind.type is type(None):
         return PrimitiveConstructorSpec(
             nargs=1, metavar="none", choices=("none", "None"),
@@ -168,7 +168,7 @@ def _read_value(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
 
 
 def _read_int(word: str) -> int:
-    """Read a whole number; `1e6` is one."""
+    """Parse an integer, such as `3` or `1e6`."""
     try:
         return int(word)
     except ValueError:
@@ -179,9 +179,9 @@ def _read_int(word: str) -> int:
 
 
 def _read_pairs(words: list[str]) -> dict[str, str]:
-    """Read `KEY=VALUE …`."""
+    """Parse `KEY=VALUE …`."""
     if wrong := [word for word in words if "=" not in word]:
-        raise ValueError(f"{wrong[0]!r} is not KEY=VALUE")
+        raise ValueError(f"an argument is {wrong[0]!r}; expected KEY=VALUE")
     return dict(word.split("=", 1) for word in words)
 
 
@@ -191,9 +191,9 @@ def call(
     words: list[str],
     marker: Any = tyro.conf.PositionalRequiredArgs,
 ) -> Any:
-    """Call a library function with the arguments that the words give.
+    """Call a library function with parsed arguments.
 
-    Parameters that no word can give, such as functions, keep their defaults.
+    Parameters that have no text form, such as functions, keep their defaults.
     """
     return tyro.cli(
         function, args=words, prog=f"phasicrl {prog}", registry=_REGISTRY,
@@ -202,7 +202,7 @@ def call(
 
 
 def print_lines(result: Iterable[object]) -> None:
-    """Print a line for each object, without what a terminal would obey."""
+    """Print a line for each object, with control characters escaped."""
     print(escape_control_chars("\n".join(map(str, result))))
 
 
@@ -211,10 +211,10 @@ def print_lines(result: Iterable[object]) -> None:
 
 @dataclass(frozen=True)
 class _TrainOptions:
-    """Options of `train` besides those of `Config`."""
+    """Options of `train`, besides those of `Config`."""
 
     resume: Literal["never", "auto"] = "never"
-    """`auto`: resume the newest run of this experiment, seed and length, if there is one."""
+    """Resume the newest run of this experiment, seed and length, if there is one (`auto`)."""
 
 
 def _train(words: list[str]) -> None:
@@ -228,23 +228,23 @@ def _train(words: list[str]) -> None:
 
 
 def parse_config(words: list[str]) -> Config:
-    """Read the words after `train`: a preset's name or `--from FILE`, and options of the run."""
+    """Parse the arguments of `train`: a preset or `--from FILE`, and options of the run."""
     return parse_run(words, "train", _TrainOptions)[1]
 
 
 def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
-    """Read a preset's name or `--from FILE`, options of a run, and those of a command.
+    """Parse a preset or `--from FILE`, options of a run, and options of a command.
 
     Args:
-        words: after the command.
+        words: arguments of the command.
         command: name of the command, for its help.
-        kind: dataclass of the command's own options.
+        kind: dataclass of the command's options.
 
     Returns:
         An instance of `kind`, and the configuration.
 
     Raises:
-        ValueError: no preset, an unknown one, or values that do not go together.
+        ValueError: the preset is missing or unknown, or values are invalid.
     """
     options, words = tyro.cli(kind, args=words, return_unknown_args=True, add_help=False)
     if not words or words[0] in ("-h", "--help"):
@@ -256,7 +256,7 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
     if first == "--from":
         words = [first, file, *words[1:]] if equals else words
         if len(words) < 2:
-            raise ValueError("--from needs the path of a run or of a config.json")
+            raise ValueError("--from is empty; expected the path of a run or a config.json")
         from phasicrl.runs.directory import RunDirectory
 
         path = Path(words[1])
@@ -265,8 +265,8 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
         words = words[1:]
     elif first.startswith("-"):
         raise ValueError(
-            f"the preset comes first: `phasicrl {command} PRESET {words[0]} …`; "
-            "`phasicrl presets` lists them"
+            f"the preset is {words[0]}; expected `phasicrl {command} PRESET {words[0]} …`. "
+            "`phasicrl presets` lists presets"
         )
     else:
         base = get_preset(words[0])
@@ -278,12 +278,12 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
         Config, default=base, args=words[1:], prog=f"phasicrl {command} {words[0]}",
         config=(tyro.conf.HelptextFromCommentsOff,), registry=_REGISTRY,
     )  # fmt: skip
-    options_of_env = {**base.env.options, **config.env.options}
-    return options, config.with_updates({"env.options": options_of_env})
+    env_options = {**base.env.options, **config.env.options}
+    return options, config.with_updates({"env.options": env_options})
 
 
 def _print_help(command: str, kind: type, base: Config) -> None:
-    """Print the options of a command and the common ones of a run, a line each."""
+    """Print the options of a command and the common options of a run."""
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     for field in dataclasses.fields(kind):
         print(f"  --{field.name.replace('_', '-')} {format_value(field.default)}")
@@ -293,7 +293,8 @@ def _print_help(command: str, kind: type, base: Config) -> None:
             texts |= {f"{part.name}.{key}": text for key, text in field_texts(type(group)).items()}
     for path in COMMON.split():
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"
-        print(f"  {option:<40} {texts[path]}")
+        text = texts[path].replace("\n", "\n" + 43 * " ")
+        print(f"  {option:<40} {text}")
     print(f"\nValues are those of this preset. `phasicrl {command} PRESET --help-all` lists all.")
 
 
@@ -307,7 +308,7 @@ def _resume(words: list[str]) -> None:
 
 
 def _print_run(run: Run) -> None:
-    """Print the run directory and one table of results, in the first process of a run."""
+    """Print the run directory and a table of results, on rank 0."""
     if not run.world.is_first:
         return
     from rich.console import Console
@@ -326,17 +327,17 @@ def _print_run(run: Run) -> None:
 
 
 def _evaluate(words: list[str]) -> None:
-    """Run episodes that the agent has not trained on, and report their returns."""
+    """Run episodes without training, and print their returns."""
     from phasicrl.training.evaluate import evaluate, generalization_gaps
 
     results = call(evaluate, "evaluate", words)
     print_evaluations(results)
     for policy, value in generalization_gaps(results).items():
-        print(f"{policy}: {value:.2f} more on training levels than on unseen ones")
+        print(f"{policy}: {value:.2f} higher on training levels than on unseen ones")
 
 
 def print_evaluations(results: list[Evaluation]) -> None:
-    """Print returns as a table."""
+    """Print the results of evaluations as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -356,7 +357,7 @@ def print_evaluations(results: list[Evaluation]) -> None:
 
 
 def _preset_lines() -> list[str]:
-    """Return each preset with its summary."""
+    """Return a line with name and summary for each preset."""
     return [f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()]
 
 
@@ -369,13 +370,14 @@ def _show_presets(pattern: str = "") -> None:
     """List the presets.
 
     Args:
-        pattern: Part of a name; such presets are shown with all their values.
+        pattern: Part of a name, to show these presets with their values.
     """
     if not pattern:
         return print_lines([*_preset_lines(), "", "`phasicrl presets NAME` shows its values"])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
-        raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
+        near = nearest_name(pattern, PRESETS)
+        raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
     from rich.console import Console
     from rich.table import Table
 
@@ -397,7 +399,7 @@ def _envs(words: list[str]) -> None:
 
     listings = call(list_envs, "envs", words, tyro.conf.Positional)
     if not listings:
-        raise ValueError(f"no environment matches {words[0]!r}; `phasicrl envs` lists all")
+        raise ValueError(f"pattern is {words[0]!r}, which matches no id. `phasicrl envs` lists all")
     print_lines(listings)
 
 

@@ -1,9 +1,8 @@
-"""Every option of a run, as frozen dataclasses. Imports no torch, so that `--help` is fast.
+"""Options of a run, as frozen dataclasses. Imports no torch, so that `--help` is fast.
 
-A group is always there and has a value that switches it off. Numbers that follow from others are
-properties. `num_envs`, batch and minibatch sizes are global. Codes that an option reproduces are
-named in its sentence (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines =
-openai/baselines).
+Each optional group has a value that switches it off. Derived numbers are properties. `num_envs`,
+batch and minibatch sizes are global. An option's text names the code that it reproduces (OPPG =
+openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _Decay = Annotated[float, "a number from 0 to below 1"]
 
 @functools.cache
 def _ranges(group: type) -> dict[str, str]:
-    """Return the range of each option of a group that has one."""
+    """Return the ranges of a group's numbers, by option."""
     hints = typing.get_type_hints(group, include_extras=True)
     return {
         name: text
@@ -64,7 +63,7 @@ def _ranges(group: type) -> dict[str, str]:
 
 
 class _Group:
-    """A group of options. Raises all problems with their values at once."""
+    """Group of options, whose constructor raises all problems with their values at once."""
 
     __slots__ = ()
     _prefix: ClassVar[str] = ""
@@ -81,33 +80,36 @@ class _Group:
             raise ConfigError(problems)
 
     def _problems(self) -> Iterator[str]:
-        """Yield what is wrong with values that are each in their range."""
+        """Yield problems with combinations of values that are each in their range."""
         yield from ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig(_Group):
-    """Which environments, and how many (ours; options that begin with Procgen are its own)."""
+    """Environments (ours; options marked Procgen apply to its games only)."""
 
     _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
-    """`procgen:starpilot`, `envpool:Ant-v4`, `gymnasium:CartPole-v1`, or a bare id."""
+    """Id of the environment, such as `procgen:starpilot`, `envpool:Ant-v4` or
+    `gymnasium:CartPole-v1`; the prefix may be left out."""
     num_envs: _Int = 64
-    """Number of environments (B), over all processes."""
+    """Number of environments B, over all processes."""
     num_threads: _Int | None = None
-    """Threads of EnvPool; none: one per core, and one alone for classic control."""
+    """Number of EnvPool's threads; none: one per core, or a single one for classic control."""
     max_restarts: _Count = 0
-    """Maximum environment failures. A failed environment is recreated, its episode truncated."""
+    """Maximum number of failures; a failed environment is replaced, its episode truncated."""
     parallel: Literal["sync", "processes"] = "sync"
-    """Step Gymnasium environments one after the other, or in a process each."""
+    """Execution of Gymnasium environments.
+    `sync`: one after the other.
+    `processes`: each in its process."""
     action_masks: bool = True
-    """Obey the environment's action masks, if it has any (source 003)."""
+    """Use the environment's action masks, if it has any (source 003)."""
     observe: tuple[int, ...] | None = None
-    """Components of an observation vector that the agent sees, such as `0 2`; none: all."""
+    """Components of observation vectors that the agent observes, such as `0 2`; none: all."""
     heuristic_mask_steps: _Count = 100_000
-    """Steps at the start of training in which `mask_actions` holds (source 003)."""
+    """Number of steps at the start of training with the masks of `mask_actions` (source 003)."""
     options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue], hash=False)
-    """Options of the environment itself, `KEY=VALUE …`; added to those of the preset."""
+    """Options of the environment, `KEY=VALUE …`, in addition to those of the preset."""
     distribution: ProcgenDistribution = "easy"
     """Procgen: difficulty of the levels."""
     num_levels: _Count = 0
@@ -122,43 +124,59 @@ class EnvConfig(_Group):
 
 
 PROCGEN_FIELDS = ("distribution", "num_levels")
-"""Fields of `EnvConfig` that only Procgen understands."""
+"""Fields of `EnvConfig` that apply to Procgen only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(_Group):
-    """The networks."""
+    """Networks."""
 
     _prefix: ClassVar[str] = "model."
     value_path: ValuePath = "separate"
-    """`separate` networks (PPG paper), or one, which the value gradient reaches in: `detached` no
-    phase (OPPG), `shared_in_aux` the auxiliary phase (figure 7), `shared` both."""
+    """Networks of policy and value function.
+    `separate`: two networks (PPG paper).
+    `detached`: one network, without the value gradient (OPPG).
+    `shared_in_aux`: one network, with the value gradient in the auxiliary phase only (PPG paper).
+    `shared`: one network, with the value gradient in both phases."""
     encoder: Encoder = "impala"
-    """`impala` (Espeholt et al. 2018), `nature` (Mnih et al. 2015), or `mlp` for vectors."""
+    """Network from observations to features.
+    `impala`: residual convolutions (Espeholt et al. 2018).
+    `nature`: three convolutions (Mnih et al. 2015).
+    `mlp`: dense layers, for vectors."""
     channels: tuple[_Int, ...] = (16, 32, 32)
-    """IMPALA: output channels of each stack; as many stacks as numbers (OPPG: 16 32 32)."""
+    """IMPALA: output channels of each stack (OPPG: 16 32 32)."""
     blocks: _Count = 2
-    """IMPALA: residual blocks in each stack (OPPG: 2)."""
+    """IMPALA: number of residual blocks in each stack (OPPG: 2)."""
     pooling: Literal["symmetric", "same"] = "symmetric"
-    """IMPALA: padding of max-pools: on both sides (OPPG) or TensorFlow's (Baselines)."""
+    """IMPALA: padding of max-pools.
+    `symmetric`: on both sides (OPPG).
+    `same`: as in TensorFlow (Baselines)."""
     hidden_sizes: tuple[_Int, ...] = (256,)
-    """Widths of dense layers, after convolutions or of an `mlp` (OPPG: 256; Baselines: 64 64)."""
+    """Widths of dense layers, in an `mlp` or after convolutions (OPPG: 256; Baselines: 64 64)."""
     activation: Activation = "relu"
-    """Non-linearity between dense layers of an `mlp` (Baselines: tanh); for images it is ReLU."""
+    """Activation function of dense layers on vectors (Baselines: tanh); for images it is ReLU."""
     value_activation: Activation | None = None
-    """Non-linearity of a separate value network (source 004); none: the policy network's."""
+    """Activation function of a separate value network (source 004); none: the policy network's."""
     layer_norm: bool = False
-    """Normalize each dense layer's output before its non-linearity (source 000)."""
+    """Normalize the outputs of dense layers before their activation function (source 000)."""
     init: Initialization = "normalized"
-    """Initial weights: OPPG's, orthogonal (gain √2), Glorot's (Baselines' IMPALA), PyTorch's."""
+    """Initial weights of hidden layers.
+    `normalized`: unit rows times a scale (OPPG).
+    `orthogonal`: orthogonal, with gain √2 (CleanRL).
+    `glorot`: uniform (Baselines' IMPALA).
+    `torch`: PyTorch's default."""
     head_init: Initialization | None = None
-    """Initial weights of the heads; none: `normalized` if `init` is (OPPG), else `orthogonal`."""
+    """Initial weights of the heads, see `model.init`; none: `normalized` if `model.init` is (OPPG),
+    else `orthogonal`."""
     policy_head_scale: _Float = 0.1
     """Scale of the policy head's initial weights: 0.1 in PPG (OPPG), 0.01 in PPO (Baselines)."""
     value_head_scale: _Float = 0.1
     """Scale of the value heads' initial weights: 0.1 in PPG (OPPG), 1 in PPO (Baselines)."""
     memory: Literal["none", "lstm", "gru"] = "none"
-    """Memory after the encoder (Hochreiter 1997), and after a separate value encoder (contrib)."""
+    """Memory after each encoder.
+    `none`: no memory.
+    `lstm`: LSTM (Hochreiter 1997; contrib).
+    `gru`: GRU."""
     memory_size: _Int = 128
     """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
@@ -174,21 +192,32 @@ class ModelConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionConfig(_Group):
-    """Continuous actions: a normal distribution of independent components."""
+    """Continuous actions: normal distributions of independent components."""
 
     _prefix: ClassVar[str] = "action."
     mean: Literal["raw", "tanh"] = "raw"
-    """The mean as the network gives it, or through a tanh, to [−1, 1] (source 004)."""
+    """Mean of the distribution.
+    `raw`: the network's output.
+    `tanh`: its tanh, in [−1, 1] (source 004)."""
     std: Literal["parameter", "softplus", "softplus_tanh", "exp", "fixed", "range"] = "parameter"
-    """Trained (Baselines), from features (Acme), fixed, or a share of the range (source 004)."""
+    """Standard deviation of the distribution.
+    `parameter`: trained, independent of observations (Baselines).
+    `softplus`: softplus of a network output (Acme).
+    `softplus_tanh`: softplus of the tanh of a network output (source 004).
+    `exp`: exponential of a network output.
+    `fixed`: constant.
+    `range`: constant share of the action range (source 004)."""
     std_value: _Float = 1.0
-    """Initial value of a trained deviation (Baselines: 1); the fixed one; or the share."""
+    """Initial standard deviation (Baselines: 1); with `fixed` its value, with `range` the share."""
     min_std: _Float = 1e-6
-    """Added to deviations from features, which could reach zero without (Acme: 1e-6)."""
+    """Minimum of standard deviations that are network outputs (Acme: 1e-6)."""
     squash: Literal["none", "clip", "tanh"] = "none"
-    """Act with samples as drawn, clipped to the range (CleanRL), or tanh (Haarnoja et al. 2018)."""
+    """Restriction of actions to the action range.
+    `none`: no restriction.
+    `clip`: clipped in the environment only (CleanRL).
+    `tanh`: tanh of a normal distribution (Haarnoja et al. 2018)."""
     rescale: bool = False
-    """Act in [−1, 1], scaled to the action range (source 004); always so with `tanh`."""
+    """Map [−1, 1] linearly to the action range (source 004); always on with `tanh`."""
 
     def _problems(self) -> Iterator[str]:
         if self.mean == "tanh" and self.squash == "tanh":
@@ -197,109 +226,133 @@ class ActionConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOConfig(_Group):
-    """The policy phase: rollouts, advantages and the epochs over them."""
+    """Policy phase: rollouts, advantages, epochs and losses."""
 
     _prefix: ClassVar[str] = "ppo."
     num_steps: _Int = 256
-    """Time steps of each environment in a rollout (T; PPG paper: 256)."""
+    """Number of steps T of each environment in a rollout (PPG paper: 256)."""
     collect_by: Literal["steps", "episodes"] = "steps"
-    """Train on all steps, or on whole episodes (source 003) that begin in the first half."""
+    """Steps of a rollout to train on.
+    `steps`: all.
+    `episodes`: those of complete episodes that begin in the first half (source 003)."""
     max_episodes: _Int | None = None
-    """Maximum complete episodes used per rollout (source 003); none: no limit."""
+    """Maximum number of complete episodes per rollout (source 003); none: no limit."""
     gamma: _Share = 0.999
     """Discount factor γ (PPG paper: 0.999)."""
     reward_clip: _Float | None = None
-    """Clip rewards to ± this before any normalization (Atari, Mnih et al. 2015: 1)."""
+    """Bound of rewards before normalization, ± this (Atari, Mnih et al. 2015: 1); none: off."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
-    """GAE (Schulman et al. 2016), n rewards and a value, or rewards to the end (source 003)."""
+    """Estimator of advantages.
+    `gae`: generalized advantage estimation (Schulman et al. 2016).
+    `n_step`: n-step returns minus values (source 003).
+    `monte_carlo`: returns to the end of the episode minus values (source 003)."""
     gae_lambda: _Share = 0.95
     """λ of generalized advantage estimation (Schulman et al. 2016, eq. 16)."""
     value_target: Literal["gae", "monte_carlo"] = "gae"
-    """Value targets under `gae`: V + A, or rewards to the episode's end (Spinning Up)."""
+    """Value targets with the estimator `gae`.
+    `gae`: values plus advantages (Schulman et al. 2016).
+    `monte_carlo`: returns to the end of the episode (Spinning Up)."""
     n_step: _Int = 5
-    """Rewards before the value in `n_step` returns (source 003)."""
+    """Number of rewards in `n_step` returns (source 003)."""
     baseline: bool = True
-    """Subtract values from returns; off: no values, as in REINFORCE (Williams 1992)."""
+    """Subtract values from returns; off: no value function, as in REINFORCE (Williams 1992)."""
     recompute_advantages: bool = False
-    """Recompute values, advantages and targets before each further epoch (Tianshou)."""
+    """Recompute values, advantages and targets before each epoch after the first (Tianshou)."""
     bootstrap_truncation: bool = True
-    """Bootstrap at a time limit (Pardo et al. 2018); off: treat it as a termination (OPPG)."""
+    """Bootstrap at time limits (Pardo et al. 2018); off: treat them as terminations (OPPG)."""
     policy_epochs: _Int = 1
-    """Passes over a rollout with the policy loss (E_π; PPO paper, algorithm 1; PPG paper: 1)."""
+    """Number of policy epochs E_π over each rollout (PPO paper, algorithm 1; PPG paper: 1)."""
     value_epochs: _Count = 1
-    """Passes over each rollout with the value loss (E_V; PPG paper: 1)."""
+    """Number of value epochs E_V over each rollout (PPG paper: 1)."""
     epoch_order: Literal["value_first", "policy_first"] = "value_first"
-    """`value_first`: joint updates if E_π = E_V, else value epochs first (OPPG).
+    """Order of policy and value epochs.
+    `value_first`: joint epochs if E_π = E_V, else value epochs, then policy epochs (OPPG).
     `policy_first`: policy epochs, then value epochs (PPG paper)."""
     num_minibatches: _Int = 8
-    """Minibatches in one pass (PPO paper, algorithm 1; PPG paper: 8)."""
+    """Number of minibatches per epoch (PPO paper, algorithm 1; PPG paper: 8)."""
     minibatch_by: MinibatchUnit = "segments"
-    """Minibatches of whole segments (OPPG), or of shuffled transitions (Baselines, CleanRL)."""
+    """Unit that is shuffled into minibatches.
+    `segments`: all steps of an environment in a rollout (OPPG).
+    `transitions`: single steps (Baselines, CleanRL)."""
     objective: Literal["surrogate", "log_prob"] = "surrogate"
-    """`surrogate`: ratios (PPO paper, eq. 6), `log_prob`: REINFORCE (Williams 1992)."""
+    """Objective of the policy.
+    `surrogate`: probability ratio times advantage (PPO paper, eq. 6).
+    `log_prob`: log-probability times advantage, as in REINFORCE (Williams 1992)."""
     clip: _Float | None = 0.2
-    """Clip range ε of the probability ratio (PPO paper, eq. 7); none: the plain surrogate."""
+    """Clip range ε of the probability ratio (PPO paper, eq. 7); none: no clipping."""
     kl_penalty: _Weight = 0.0
     """Weight of the penalty on the KL divergence from the old policy (PPO paper, eq. 8)."""
     kl_estimate: Literal["sampled", "exact"] = "sampled"
-    """The penalty: half the mean squared log-ratio (OPPG), or KL(old ‖ new) in closed form."""
+    """Divergence in the KL penalty.
+    `sampled`: half the mean squared log-ratio (OPPG).
+    `exact`: KL(old ‖ new) in closed form."""
     kl_penalty_target: _Float | None = None
-    """Adapt the penalty's weight towards this divergence (PPO paper, section 4)."""
+    """Target KL by which the penalty's weight adapts (PPO paper, section 4); none: constant."""
     epoch_kl: Literal["k3", "k1"] = "k3"
-    """Estimate an epoch's KL by k3 (SB3), or by k1, the mean −log ratio (Spinning Up)."""
+    """Estimate of the KL after an epoch.
+    `k3`: mean of ratio − 1 − log ratio (SB3).
+    `k1`: mean of −log ratio (Spinning Up)."""
     target_kl: _Float | None = None
-    """Stop policy epochs once the KL exceeds this (CleanRL; Spinning Up: 0.015)."""
+    """KL above which policy epochs stop (CleanRL; Spinning Up: 0.015); none: no early stop."""
     proximal_decay: _Decay | None = None
-    """Decay of the average of weights that updates are clipped around (ppo-ewma); none: the
-    policy that acted."""
+    """Decay of the average of weights that updates are clipped around (ppo-ewma); none: clip
+    around the policy that acted."""
     entropy_coef: _Weight = 0.01
     """Weight of the entropy bonus (PPO paper, eq. 9; PPG paper: 0.01)."""
     value_coef: _Weight = 1.0
-    """Weight of half the squared error of values (OPPG: 1, which is its vfcoef of 0.5)."""
+    """Weight of the value loss, half the squared error (OPPG: 1, its vfcoef of 0.5)."""
     value_clip: _Float | None = None
-    """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
+    """Clip range of a value's change since the rollout (Baselines, CleanRL: 0.2); none: off."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
-    """Normalize advantages over the whole batch (OPPG), over each minibatch (Baselines), or not."""
+    """Normalization of advantages.
+    `batch`: over all steps of a rollout (OPPG).
+    `minibatch`: over each minibatch (Baselines).
+    `none`: off."""
     advantage_std: Literal["biased", "unbiased"] = "biased"
-    """Divide squared deviations by n (OPPG, Baselines), or by n − 1 (CleanRL, SB3)."""
+    """Standard deviation of n advantages.
+    `biased`: divide by n (OPPG, Baselines).
+    `unbiased`: divide by n − 1 (CleanRL, SB3)."""
     advantage_decay: _Decay = 0.0
-    """Weight of earlier rollouts in the statistics of advantages (ppo-ewma); 0: this one alone."""
+    """Weight of earlier rollouts in the statistics of advantages (ppo-ewma); 0: none."""
     learning_rate: _Float = 5e-4
-    """Adam's step size (PPG paper: 5e-4)."""
+    """Learning rate of Adam (PPG paper: 5e-4)."""
     value_learning_rate: _Float | None = None
-    """Step size of a separate value network (Spinning Up: 1e-3); none: the same."""
+    """Learning rate of a separate value network (Spinning Up: 1e-3); none: `ppo.learning_rate`."""
     schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
-    """Learning rate: constant (OPPG), decaying to zero (Baselines), or following the KL (after
-    rsl_rl), once an iteration and for all optimizers."""
+    """Learning-rate schedule.
+    `constant`: no change (OPPG).
+    `linear`: decay to zero (Baselines).
+    `adaptive_kl`: by the KL, once per iteration and for all optimizers (after rsl_rl)."""
     schedule_kl: _Float = 0.01
-    """`adaptive_kl`: target KL; the rate changes by factors of 1.5 (rsl_rl)."""
+    """Target KL of `adaptive_kl`, which changes the rate by factors of 1.5 (rsl_rl)."""
     adam_betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     """Adam's β₁ and β₂, in both phases (ppo-ewma)."""
     adam_eps: _Float = 1e-8
     """Adam's ε: 1e-8 in PPG (OPPG), 1e-5 in PPO (Baselines)."""
     adam_eps_hat: bool = False
-    """Add ε before the second moment's bias is corrected, as TensorFlow does (Baselines)."""
+    """Add ε before the bias of the second moment is corrected, as TensorFlow does (Baselines)."""
     max_grad_norm: _Float | None = None
-    """Clip the gradient's norm at this value (Baselines: 0.5); none in PPG (OPPG)."""
+    """Maximum norm of the gradient (Baselines: 0.5; none in OPPG); none: no clipping."""
     grad_norm_of: Literal["networks", "agent"] = "networks"
-    """Two networks: clip each gradient by its own norm, or by their common one (CleanRL)."""
+    """Gradient norm to clip with two networks.
+    `networks`: the norm of each network.
+    `agent`: the common norm (CleanRL)."""
 
     def _problems(self) -> Iterator[str]:
         if not self.baseline and self.estimator != "monte_carlo":
             yield f"ppo.estimator is {self.estimator}; expected monte_carlo without ppo.baseline"
         if self.objective == "log_prob" and (self.clip is not None or self.policy_epochs != 1):
             yield (
-                "ppo.objective log_prob has no ratio to clip and holds for one epoch only, "
-                f"but ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}; "
-                "set ppo.clip to none, ppo.policy_epochs and ppo.value_epochs to 1"
+                f"ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}; "
+                "expected none and 1 with ppo.objective log_prob. Set ppo.value_epochs to 1, too"
             )
 
     @property
     def epoch_schedule(self) -> tuple[tuple[bool, bool], ...]:
-        """Epochs over a rollout, in order, as (policy loss?, value loss?).
+        """Epochs over a rollout in order, as flags (policy loss, value loss).
 
-        They are joint if E_π = E_V; else value epochs come first (OPPG ppo.py:222-245). In
-        Algorithm 1 of the PPG paper policy epochs come first, and none are joint.
+        With `value_first` they are joint if E_π = E_V, and otherwise value epochs come first (OPPG
+        ppo.py:222-245). With `policy_first` policy epochs come first (PPG paper, algorithm 1).
         """
         policy = ((True, False),) * self.policy_epochs
         value = ((False, True),) * self.value_epochs
@@ -313,42 +366,48 @@ class PPOConfig(_Group):
 
     @property
     def uses_kl(self) -> bool:
-        """Whether the KL of an epoch stops, penalizes or slows the training."""
+        """Return whether the KL after an epoch is used to stop, penalize or adapt."""
         has_target = self.target_kl is not None or self.kl_penalty_target is not None
         return has_target or self.schedule == "adaptive_kl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuxConfig(_Group):
-    """The auxiliary phase of PPG."""
+    """Auxiliary phase of PPG."""
 
     _prefix: ClassVar[str] = "aux."
     epochs: _Count = 0
-    """Passes over the phase's data (E_aux; PPG paper: 6); 0: no auxiliary phase, which is PPO."""
+    """Number of auxiliary epochs E_aux (PPG paper: 6); 0: no auxiliary phase, which is PPO."""
     every: _Int = 32
-    """Policy iterations before each auxiliary phase (N_π; PPG paper: 32)."""
+    """Number of policy iterations N_π before each auxiliary phase (PPG paper: 32)."""
     run_every: _Int = 1
-    """Run only every k-th auxiliary phase; the data of the others is dropped (source 000: 2)."""
+    """Run every k-th auxiliary phase only, and drop the data of the others (source 000: 2)."""
     num_minibatches: _Int = 16
-    """Minibatches of one pass per policy iteration (N_a; PPG paper: 16)."""
+    """Number of minibatches per epoch and policy iteration (PPG paper: 16)."""
     iterations_per_epoch: _Int | None = None
-    """Use in each epoch only as much data as N ≤ N_π iterations have (source 001); none: all."""
+    """Amount of data in an auxiliary epoch, in policy iterations (source 001); none: all N_π."""
     iterations_from: Literal["phase", "last"] = "phase"
-    """Draw it from the whole phase, or take the last iterations alone: harmful (source 001)."""
+    """Data of an auxiliary epoch with `aux.iterations_per_epoch`.
+    `phase`: random data of the whole phase (source 001).
+    `last`: the last iterations only, which is worse (source 001)."""
     recompute_targets: bool = False
     """Recompute value targets at the start of the auxiliary phase (source 001)."""
     minibatch_by: MinibatchUnit = "segments"
-    """Minibatches of whole segments (OPPG, CleanRL), or of shuffled transitions."""
+    """Unit that is shuffled into minibatches.
+    `segments`: all steps of an environment in a rollout (OPPG, CleanRL).
+    `transitions`: single steps."""
     beta_clone: _Weight = 1.0
     """Weight β of the KL divergence from the policy before the phase (PPG paper: 1)."""
     value_coef: _Weight = 1.0
-    """Weight of the value network's loss in the phase (0: PPG paper, figure 9)."""
+    """Weight of the value loss in the auxiliary phase (0: PPG paper, figure 9)."""
     optimizer: Literal["own", "shared"] = "own"
-    """A separate Adam (OPPG), or the policy phase's (CleanRL)."""
+    """Optimizer of the auxiliary phase.
+    `own`: a separate Adam (OPPG).
+    `shared`: the Adam of the policy phase (CleanRL)."""
     learning_rate: _Float = 5e-4
-    """Step size of a separate Adam (PPG paper: 5e-4); a shared one keeps the policy phase's."""
+    """Learning rate of a separate Adam (PPG paper: 5e-4); not used with `shared`."""
     max_grad_norm: _Float | None = None
-    """Clip the norm of each network's gradient at this value (CleanRL: 0.5)."""
+    """Maximum norm of each network's gradient (CleanRL: 0.5); none: no clipping."""
 
     def _problems(self) -> Iterator[str]:
         if (self.iterations_per_epoch or 0) > self.every:
@@ -364,95 +423,115 @@ class RewardNormConfig(_Group):
 
     _prefix: ClassVar[str] = "reward_norm."
     per: Literal["none", "rollout", "step"] = "none"
-    """Off, statistics updated once a rollout (OPPG), or at each step (Baselines, CleanRL)."""
+    """Update of the statistics.
+    `none`: no normalization.
+    `rollout`: once per rollout (OPPG).
+    `step`: at each step (Baselines, CleanRL)."""
     gamma: _Share | None = None
-    """Discount of the running return (OPPG, Baselines: 0.99); none: the algorithm's γ."""
+    """Discount factor of the running return (OPPG, Baselines: 0.99); none: `ppo.gamma`."""
     clip: _Float = 10.0
-    """Clip normalized rewards to ± this (OPPG, Baselines: 10)."""
+    """Bound of normalized rewards, ± this (OPPG, Baselines: 10)."""
     reset_at: Literal["end", "termination"] = "end"
-    """Reset the running return at each end (OPPG), or at terminations only (Gymnasium)."""
+    """Reset of the running return.
+    `end`: at each end of an episode (OPPG).
+    `termination`: at terminations only (Gymnasium)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsNormConfig(_Group):
-    """Normalization of observed numbers; the statistics are part of the weights."""
+    """Normalization of observation vectors; the statistics are part of the weights."""
 
     _prefix: ClassVar[str] = "obs_norm."
     statistics: Literal["none", Statistics] = "none"
-    """Off, mean and variance of all so far (Baselines), or averages over rollouts (source 003)."""
+    """Statistics of observations.
+    `none`: no normalization.
+    `moments`: mean and variance of all observations so far (Baselines).
+    `ema`: exponentially weighted mean and variance (source 003)."""
     decay: _Decay = 0.999
     """`ema`: weight of the earlier statistics at each rollout (source 003)."""
     from_first_rollout: bool = True
-    """Normalize the first rollout by its own statistics (ours); off: train on it as it is."""
+    """Normalize the first rollout by its statistics (ours); off: train on raw observations."""
     clip: _Float = 10.0
-    """Clip normalized observations to ± this (Baselines: 10)."""
+    """Bound of normalized observations, ± this (Baselines: 10)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueNormConfig(_Group):
-    """Normalization of value targets; value heads are rescaled as statistics move (Pop-Art)."""
+    """Normalization of value targets, with rescaling of the value heads (Pop-Art)."""
 
     _prefix: ClassVar[str] = "value_norm."
     statistics: Literal["none", Statistics] = "none"
-    """Off, mean and variance of all targets so far, or averages over rollouts (source 003)."""
+    """Statistics of value targets.
+    `none`: no normalization.
+    `moments`: mean and variance of all targets so far.
+    `ema`: exponentially weighted mean and variance (source 003)."""
     decay: _Decay = 0.999
     """`ema`: weight of the earlier statistics at each rollout (source 003)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig(_Group):
-    """How the arithmetic is executed; nothing here changes results, up to rounding (ours)."""
+    """Execution of the arithmetic, which changes results by rounding only (ours)."""
 
     _prefix: ClassVar[str] = "compute."
     device: str = "auto"
-    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
+    """Device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one."""
     num_threads: _Int | None = None
-    """Threads of PyTorch; none: all cores for images and large minibatches, else one."""
+    """Number of PyTorch's threads; none: all cores for images and large minibatches, else one."""
     take_turns: bool = True
-    """Let runs that would fill the same cores compute in turns, which is faster."""
+    """Compute in turns with other runs on the same cores, which is faster."""
     micro_batch: _Int | Literal["auto"] | None = "auto"
-    """Images in one pass through the network; `auto`: 64 on a CPU (128 in bf16); none: all."""
+    """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16) or all on a
+    GPU; none: all of a minibatch."""
     policy_precision: Precision = "fp32"
-    """Precision of the encoders in the rollout and the policy phase; all else is fp32."""
+    """Precision of the encoders in rollouts and the policy phase; heads and losses use fp32."""
     aux_precision: Precision = "fp32"
     """Precision of the encoders in the auxiliary phase."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile gradient steps and acting; `auto`: in runs long enough to pay for it."""
+    """Compilation of gradient steps and acting.
+    `auto`: in runs for which it saves time.
+    `on`: always.
+    `off`: never."""
     deterministic: bool = False
-    """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
+    """Use deterministic kernels only; on a GPU, this is slower."""
     rank_timeout: _Float = 600.0
-    """Seconds that the processes of a run wait for one that does not answer."""
+    """Maximum time in seconds that processes of a run wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
-    """What is reported, and where (ours)."""
+    """Logging (ours)."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
-    """`live` display, `plain` lines, or nothing; `auto`: live on a terminal, plain elsewhere."""
+    """Progress on the console.
+    `auto`: `live` on a terminal, `plain` elsewhere.
+    `live`: a progress bar.
+    `plain`: lines of text.
+    `off`: nothing."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     epochs: bool = False
-    """Write a row for each epoch of each phase too, into `epochs.jsonl`."""
+    """Write the metrics of each epoch into `epochs.jsonl`."""
     wandb: bool = False
-    """Send the metrics to Weights & Biases too (extra `wandb`)."""
+    """Send the metrics to Weights & Biases (extra `wandb`)."""
     wandb_project: str = "phasicrl"
-    """Weights & Biases project."""
+    """Project of Weights & Biases."""
     wandb_entity: str | None = None
     """Team or user of Weights & Biases; none: its default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig(_Group):
-    """When the run's state is saved (ours)."""
+    """Checkpoints of a run (ours)."""
 
     _prefix: ClassVar[str] = "checkpoint."
     every_minutes: _Weight | None = 5.0
-    """Minutes between checkpoints; 0: one each iteration; none: not by the clock."""
+    """Minutes between checkpoints; 0: one per iteration; none: no checkpoints by time."""
     every_iterations: _Int | None = None
-    """Iterations between checkpoints; none: not by count. With both none: only at the end."""
+    """Iterations between checkpoints; none: no checkpoints by iterations. With `every_minutes` none
+    as well, only the end of the run is saved."""
     keep: _Int = 2
-    """Number of checkpoints that are kept."""
+    """Number of checkpoints to keep."""
 
     @property
     def is_periodic(self) -> bool:
@@ -462,43 +541,51 @@ class CheckpointConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig(_Group):
-    """Evaluation episodes during the run (ours)."""
+    """Periodic evaluation during a run (ours)."""
 
     _prefix: ClassVar[str] = "evaluation."
     every_iterations: _Int | None = None
-    """Iterations between evaluations; none: off. The best weights go into best.safetensors."""
+    """Iterations between evaluations, which save the best weights in `best.safetensors`; none:
+    off."""
     episodes: _Int = 20
-    """Episodes of an evaluation, the same ones each time."""
+    """Number of episodes per evaluation, with the same seeds each time."""
     policy: PolicyKind = "greedy"
-    """Take the most likely action, or sample one."""
+    """Kind of actions.
+    `greedy`: the most likely one.
+    `sampled`: a random one."""
     levels: EvaluatedLevels = "unseen"
-    """Procgen: all levels, the training levels, or both, and their gap."""
+    """Procgen: levels to evaluate on.
+    `unseen`: the full distribution of levels.
+    `train`: the training levels.
+    `both`: both, and the difference of their returns."""
     steps: bool = False
-    """Write every step of the first episode: a table in `evaluations/`, and TensorBoard series."""
+    """Write every step of the first episode, in `evaluations/` and to TensorBoard."""
     film: bool = False
-    """Film an episode of each evaluation, in `videos/`."""
+    """Record an episode of each evaluation in `videos/`."""
     overlay: bool = True
-    """Show the return so far, the value and the policy under each image of these films."""
+    """Show return, value and policy below the images of the recordings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config(_Group):
-    """One run."""
+    """Options of a run."""
 
     name: str = "custom"
-    """Name of the experiment: begins the run directory's name, groups runs in plots (ours)."""
+    """Name of the experiment, in names of run directories and in plots (ours)."""
     seed: _Count = 1
-    """Seed of all that is random in the run (ours)."""
+    """Seed of all random numbers (ours)."""
     total_env_steps: _Int = 25_000_000
-    """Budget in steps of single environments (ours)."""
+    """Budget in environment steps, over all environments (ours)."""
     budget_rounding: Literal["up", "down"] = "up"
-    """Whether the last rollout goes over the budget (OPPG, SB3), or is left out (CleanRL)."""
+    """Rounding of the budget to whole rollouts.
+    `up`: the last rollout may exceed it (OPPG, SB3).
+    `down`: the last rollout is left out (CleanRL)."""
     output_dir: str = "runs"
-    """Folder of the run directories (ours)."""
+    """Folder for run directories (ours)."""
     init_from: str | None = None
-    """Run directory whose weights the run starts from, as far as they fit (ours)."""
+    """Run directory with initial weights; those that fit are used (ours)."""
     imports: tuple[str, ...] = ()
-    """Modules that register environments, imported before these are made (ours)."""
+    """Modules to import, which may register environments (ours)."""
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     action: ActionConfig = field(default_factory=ActionConfig)
@@ -521,8 +608,8 @@ class Config(_Group):
             )
         if self.budget <= 0:
             yield (
-                f"total_env_steps is {self.total_env_steps}, which budget_rounding down makes "
-                f"0 rollouts of {self.batch_size} steps; give {self.batch_size} or more"
+                f"total_env_steps is {self.total_env_steps}; expected {self.batch_size} or more, "
+                "a whole rollout, with budget_rounding down"
             )
         groups = [("ppo", ppo, 1), ("aux", aux, aux.every)]
         for owner, group, iterations in groups if self.has_auxiliary_phase else groups[:1]:
@@ -539,49 +626,49 @@ class Config(_Group):
                     f"the {items} {group.minibatch_by} ({what}){of}, such as {better}"
                 )
         if not ppo.baseline and self.has_auxiliary_phase:
-            yield "ppo.baseline is off, but an auxiliary phase needs values; set aux.epochs to 0"
+            yield f"aux.epochs is {aux.epochs}; expected 0 without ppo.baseline"
         if ppo.advantage_norm == "minibatch" and self.batch_size == ppo.num_minibatches:
             yield (
-                f"ppo.num_minibatches is {ppo.num_minibatches}, which leaves 1 sample in a "
-                "minibatch to normalize; expected fewer, or ppo.advantage_norm batch"
+                f"ppo.num_minibatches is {ppo.num_minibatches}; expected fewer, because "
+                "ppo.advantage_norm minibatch needs more than 1 sample. Or set it to batch"
             )
         if (ppo.advantage_norm, ppo.advantage_std, self.batch_size) == ("batch", "unbiased", 1):
             yield "ppo.advantage_std is unbiased; expected biased for a batch of 1 step"
 
     @property
     def batch_size(self) -> int:
-        """Environment steps of one rollout over all environments (N = B·T)."""
+        """Number of environment steps in a rollout over all environments, N = B·T."""
         return self.env.num_envs * self.ppo.num_steps
 
     @property
     def budget(self) -> int:
-        """Steps after which a run ends, and at which falling rates would be zero."""
-        left_out = self.total_env_steps % self.batch_size if self.budget_rounding == "down" else 0
-        return self.total_env_steps - left_out
+        """Number of environment steps after which a run ends, and linear schedules reach zero."""
+        rest = self.total_env_steps % self.batch_size if self.budget_rounding == "down" else 0
+        return self.total_env_steps - rest
 
     @property
     def num_iterations(self) -> int:
-        """Policy iterations of the whole run; the last one may exceed the budget."""
+        """Number of policy iterations of a run; the last one may exceed the budget."""
         return -(-self.budget // self.batch_size)
 
     @property
     def has_auxiliary_phase(self) -> bool:
-        """Whether this is PPG."""
+        """Return whether the run is PPG rather than PPO."""
         return self.aux.epochs > 0
 
     @property
     def rollouts_per_phase(self) -> int:
-        """Rollouts that are stored together: N_π with an auxiliary phase, else one."""
+        """Number of rollouts in a phase: N_π with an auxiliary phase, else 1."""
         return self.aux.every if self.has_auxiliary_phase else 1
 
     @property
     def aux_phase_interval(self) -> int:
-        """Policy iterations from one auxiliary phase to the next."""
+        """Number of policy iterations from one auxiliary phase to the next."""
         return self.aux.every * self.aux.run_every if self.has_auxiliary_phase else 1
 
     @property
     def aux_passes(self) -> float:
-        """How often an observation goes through the networks in auxiliary phases."""
+        """Mean number of passes of an observation through the networks in auxiliary phases."""
         return (
             self.aux.epochs
             * (self.aux.iterations_per_epoch or self.aux.every)
@@ -590,21 +677,21 @@ class Config(_Group):
 
     @property
     def num_gradient_steps(self) -> int:
-        """Gradient steps of the whole run, at most."""
+        """Maximum number of gradient steps of a run."""
         steps = self.num_iterations * len(self.ppo.epoch_schedule) * self.ppo.num_minibatches
         per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
         return steps + self.num_iterations // self.aux_phase_interval * self.aux.epochs * per_epoch
 
     @property
     def reward_gamma(self) -> float:
-        """Discount of the reward normalizer's running return."""
+        """Discount factor of the reward normalizer's running return."""
         return self.ppo.gamma if self.reward_norm.gamma is None else self.reward_norm.gamma
 
     def with_updates(self, changes: Mapping[str, Any]) -> Config:
-        """Return the configuration with other values at the given paths, such as `ppo.gamma`.
+        """Return the configuration with new values of some options, by paths such as `ppo.gamma`.
 
         Raises:
-            ValueError: an option that does not exist, or values that do not go together.
+            ValueError: an option does not exist, or values are invalid.
         """
         groups: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
@@ -612,27 +699,27 @@ class Config(_Group):
                 raise ValueError(f"unknown option {path}{nearest_name(path, defaults())}")
             group, _, name = path.rpartition(".")
             groups.setdefault(group, {})[name] = value
-        own = groups.pop("", {})
+        updates = groups.pop("", {})
         problems: list[str] = []
-        for group, values in groups.items():  # all of a group at once
+        for group, values in groups.items():
             try:
-                own[group] = replace(getattr(self, group), **values)
+                updates[group] = replace(getattr(self, group), **values)
             except ConfigError as error:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        return replace(self, **own)
+        return replace(self, **updates)
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that make two runs the same experiment, by path.
+        """Return the options that define an experiment, by path.
 
-        Runs of one experiment may differ in seed and length, and in where and how they run.
+        Runs of one experiment may differ in seed, length and execution.
         """
         values = self.values()
-        return {path: values[path] for path in values if not path.startswith(_NO_DIFFERENCE)}
+        return {path: values[path] for path in values if not path.startswith(_NOT_IDENTITY)}
 
     def values(self) -> dict[str, Any]:
-        """Return every option by its path, each of `env.options` by its own."""
+        """Return every option by its path, including each of `env.options`."""
         values = {f"env.options.{key}": value for key, value in self.env.options.items()}
         for part in dataclasses.fields(self):
             value = getattr(self, part.name)
@@ -650,26 +737,26 @@ class Config(_Group):
 
     @staticmethod
     def from_json(text: str) -> Config:
-        """Read back `to_json`.
+        """Read a configuration from the JSON of `to_json`.
 
         Raises:
-            ValueError: not JSON, another schema, an unknown field (with the nearest name), or a
-                value of a wrong type.
+            ValueError: the text is not JSON or of another schema, a field is unknown (with the
+                nearest name), or a value has a wrong type.
         """
         return config_io.from_json(Config, text)
 
 
-def nearest_divisors(number: int, to: int) -> list[int]:
-    """Return the two divisors of a number that are nearest to another number."""
+def nearest_divisors(number: int, target: int) -> list[int]:
+    """Return the two divisors of a number that are nearest to a target."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return sorted(divisors, key=lambda n: (abs(n - to), n))[:2]
+    return sorted(divisors, key=lambda n: (abs(n - target), n))[:2]
 
 
-_NO_DIFFERENCE = (
+_NOT_IDENTITY = (
     "name", "seed", "total_env_steps", "output_dir", "imports", "env.num_threads", "env.parallel",
     "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
-"""Beginnings of the paths of options that make no other experiment, see `Config.identity`."""
+"""Path prefixes of options that do not define the experiment, see `Config.identity`."""
 
 
 @functools.cache
@@ -679,7 +766,7 @@ def defaults() -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as it is given on the command line."""
+    """Format a value as on the command line."""
     if isinstance(value, dict):
         items = typing.cast(dict[str, Any], value).items()
         return " ".join(f"{key}={item}" for key, item in items) or "none"
@@ -688,29 +775,29 @@ def format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def module_of(env_id: str) -> str:
-    """Return the module that Gymnasium's `module:Id` imports, or "" if the id names none."""
+def env_module(env_id: str) -> str:
+    """Return the module in an id `gymnasium:module:Id`; empty for other ids."""
     back_end, _, name = env_id.partition(":")
     return name.rpartition(":")[0] if back_end == "gymnasium" else ""
 
 
 def check_imports(config: Config) -> None:
-    """Check that a configuration from a file imports no module that the user has not imported.
+    """Check that the user has imported all modules that a configuration from a file imports.
 
     Raises:
-        ValueError: a module of `imports` or `env.id` has not been imported yet.
+        ValueError: a module of `imports` or `env.id` has not been imported.
     """
-    for module in (*config.imports, module_of(config.env.id)):
+    for module in (*config.imports, env_module(config.env.id)):
         if module and module not in sys.modules:
             raise ValueError(
-                f"the configuration imports the module {module}; "
-                f"if you trust it, add --import {module} (from Python, import it)"
+                f"the configuration imports the module {module}; expected one that is imported "
+                "already. If you trust it, import it first (--import on the command line)"
             )
 
 
 @functools.cache
-def field_texts(group: type) -> Mapping[str, str]:
-    """Return the sentence under each option of a group in this file."""
+def field_texts(group: type) -> dict[str, str]:
+    """Return the text below each option of a group in this file, by option."""
     (tree,) = ast.parse(inspect.getsource(group)).body
     assert isinstance(tree, ast.ClassDef)
     texts: dict[str, str] = {}
@@ -718,6 +805,6 @@ def field_texts(group: type) -> Mapping[str, str]:
         if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
             value = below.value if isinstance(below, ast.Expr) else None
             text = str(value.value) if isinstance(value, ast.Constant) else ""
-            texts[above.target.id] = " ".join(text.split())
+            texts[above.target.id] = inspect.cleandoc(text)
     texts.pop("_prefix", None)
     return texts

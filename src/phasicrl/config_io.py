@@ -1,4 +1,4 @@
-"""Dataclasses of options as JSON and back, and files that are replaced as a whole."""
+"""JSON of dataclasses of options, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SCHEMA = 1
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot work.
+    """Invalid configuration.
 
     Attributes:
-        problems: everything that is wrong with it, a sentence each.
+        problems: descriptions of all problems.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -32,12 +32,12 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what pickle needs to make the error again in another process."""
+        """Return the arguments that pickle passes to the constructor."""
         return type(self), (self.problems,)
 
 
 def to_tree(options: Any) -> dict[str, Any]:
-    """Return the content of a dataclass's JSON file, with the schema number."""
+    """Return the content of a dataclass's JSON file, including the schema number."""
     return {"schema": SCHEMA} | dataclasses.asdict(options)
 
 
@@ -47,11 +47,11 @@ def to_json(options: Any) -> str:
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """Read a dataclass from the JSON that `to_json` returned.
+    """Read a dataclass from the JSON of `to_json`.
 
     Raises:
-        ConfigError: unknown fields (with the nearest name) and values of wrong types, all of them.
-        ValueError: not JSON, or of another schema.
+        ConfigError: fields are unknown (with the nearest name), or values have wrong types.
+        ValueError: the text is not JSON, or of another schema.
     """
     tree = _parse(text, "this")
     pop_schema(tree)
@@ -62,30 +62,30 @@ def pop_schema(tree: dict[str, Any]) -> None:
     """Remove the schema number from the content of a file.
 
     Raises:
-        ValueError: another number, or none.
+        ValueError: the number is another one, or missing.
     """
     if (schema := tree.pop("schema", "missing")) != SCHEMA:
         raise ValueError(
             f"schema is {schema}; expected {SCHEMA}. "
-            "Use the version of phasicrl that wrote the file; card.json of its run names it"
+            "Use the version of phasicrl that wrote the file, see card.json"
         )
 
 
 def check_types(options: Any) -> None:
-    """Check that a dataclass holds values of its fields' types.
+    """Check that the values of a dataclass have the types of its fields.
 
     Raises:
-        ConfigError: all values that `from_json` would not accept.
+        ConfigError: values have other types; the message lists all.
     """
     _from_tree(typing.cast(type[Any], type(options)), dataclasses.asdict(options), "")
 
 
 def read_text(path: Path) -> str:
-    """Read a text file that somebody else may have written.
+    """Read a text file from an untrusted source.
 
     Raises:
         ValueError: not a regular file, or not UTF-8 text.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if not path.is_file() and path.exists():
         raise ValueError(f"{path} is not a regular file")
@@ -109,17 +109,17 @@ def read_options(kind: type[T], path: Path) -> T:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file that somebody else may have written.
+    """Read a JSON object from a file of an untrusted source.
 
     Raises:
         ValueError: not a regular file, or not a JSON object.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     return _parse(read_text(path), str(path))
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:
-    """Read a JSON object; `name` stands for the file in errors."""
+    """Parse a JSON object; `name` is the file's name in errors."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -130,14 +130,14 @@ def _parse(text: str, name: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a file atomically by a JSON object; paths become text, NaN and infinity null.
+    """Replace a file atomically by a JSON object, with text for paths, null for NaN and infinity.
 
     Args:
         path: file, which need not exist yet.
         content: mapping, or a dataclass, which is written with the schema number.
 
     Raises:
-        OSError: it cannot be written; the old file is still there.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     tree = to_tree(content) if dataclasses.is_dataclass(content) else content
     plain = json.loads(json.dumps(tree, default=str), parse_constant=lambda _: None)
@@ -147,10 +147,10 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
-    """Yield a temporary path whose file then replaces `path` atomically, on the disk.
+    """Yield a temporary path, and replace `path` by that file at the end, atomically.
 
     Raises:
-        OSError: it cannot be written; the old file is still there.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     # Other processes may write the same file at the same time.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -165,7 +165,7 @@ def atomic_write(path: Path) -> Generator[Path]:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Flush a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -177,12 +177,12 @@ def fsync_path(path: Path) -> None:
 
 
 def escape_control_chars(text: str) -> str:
-    """Escape control characters, which a terminal would obey."""
+    """Escape control characters for output on a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def nearest_name(given: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'bigfish'?)`, or nothing if no name is near."""
+    """Return ` (did you mean 'bigfish'?)` for the nearest name; empty without a near one."""
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
     return f" (did you mean {lower[close[0]]!r}?)" if close else ""
@@ -209,12 +209,16 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
 
 
 def _from_value(hint: Any, value: Any, path: str) -> Any:
-    """Read one JSON value as the type `hint`."""
+    """Convert a JSON value to the type `hint`.
+
+    Raises:
+        ValueError: the value has another type.
+    """
     origin, members = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in members:
             return None
-        # A literal that has the value, else the first type.
+        # Use a literal that has the value, else the first type.
         literals = [each for each in members if value in typing.get_args(each)]
         return _from_value((literals or members)[0], value, path)
     if dataclasses.is_dataclass(hint):

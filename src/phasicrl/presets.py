@@ -1,4 +1,4 @@
-"""Named configurations, each with its source and the preset that it changes. Kind: data."""
+"""Named configurations with their sources and parents. Kind: data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from phasicrl.config_io import nearest_name
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A configuration with a name.
+    """Named configuration.
 
     Attributes:
-        config: the values.
-        summary: what it is for, in one line.
-        source: where its numbers come from.
-        parent: name of the preset it was made from.
+        config: options.
+        summary: purpose in one line.
+        source: source of the values.
+        parent: name of the preset that it changes; None for the defaults.
     """
 
     config: Config
@@ -36,11 +36,10 @@ class Preset:
     parent: str | None = None
 
 
-# Procgen, phasic. OPPG's settings: no gradient clipping, no value clipping, Adam eps 1e-8, whole
-# segments in both phases. A time limit is a termination in every published Procgen number, so
-# bootstrap_truncation is off in all of these. Without `-paper` they are not what was published:
-# easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards are normalized by the
-# algorithm's γ.
+# PPG on Procgen with OPPG's settings: no clipping of gradients and values, Adam's ε 1e-8,
+# minibatches of segments. All published Procgen results treat time limits as terminations, so that
+# bootstrap_truncation is off. Presets without `-paper` differ from the publication: easy levels, 64
+# environments, 25M steps as on CleanRL's page, and rewards normalized with the algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
@@ -75,15 +74,15 @@ _PPO_PAPER = replace(
     _PPG_PAPER, name="procgen-ppo-paper", model=_PPO.model, ppo=_PPO.ppo, aux=AuxConfig()
 )
 
-# What is learned on few levels, and what of it holds on others: the protocols of the Procgen paper,
-# whose returns are of sampled actions, as these evaluations'. Otherwise PPG and PPO as above.
+# Generalization from few levels to all: protocols of the Procgen paper, with evaluations of sampled
+# actions as there, and PPG and PPO as above.
 _ON_BOTH = EvaluationConfig(every_iterations=50, episodes=64, policy="sampled", levels="both")
 
 
 def _generalization_presets(
     kind: str, source: str, num_levels: int, total_env_steps: int, *bases: Config
 ) -> list[Preset]:
-    """Return presets that train on some levels, and are evaluated on these and on all others."""
+    """Return presets that train on some levels, and are evaluated on these and on all levels."""
     return [
         Preset(
             replace(
@@ -93,7 +92,7 @@ def _generalization_presets(
                 evaluation=_ON_BOTH,
                 total_env_steps=total_env_steps,
             ),
-            f"{name} on {num_levels} {kind} levels, tested on others, too",
+            f"{name} on {num_levels} {kind} levels, evaluated on all levels, too",
             f"Procgen paper, generalization on {kind} levels{source}",
             base.name,
         )
@@ -101,7 +100,7 @@ def _generalization_presets(
     ]
 
 
-# Ten minutes on two cores: the phases of procgen-ppg, scaled down to fit several into the time.
+# Ten minutes on two cores: procgen-ppg with shorter phases, so that several fit into the time.
 _QUICKSTART = replace(
     _PPG_SINGLE,
     name="quickstart",
@@ -111,7 +110,7 @@ _QUICKSTART = replace(
     total_env_steps=220_000,
 )
 
-# What other code bases run, to the switch (semantics of each in docs/fidelity.md).
+# Exact settings of other code bases (details in docs/fidelity.md).
 _CLEANRL_PPG = replace(
     _PPG_SINGLE,
     name="compat-cleanrl-ppg",
@@ -142,9 +141,8 @@ _BASELINES_PPO = replace(
     reward_norm=RewardNormConfig(gamma=0.99, per="step"),
 )
 
-# Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64
-# for each of policy and value. Rewards are normalized because PPG weighs a squared error of returns
-# against a divergence, and CartPole's returns go up to 100.
+# Classic control with discrete actions. Rewards are normalized, because PPG adds a squared error of
+# returns to a KL divergence, and CartPole's returns reach 100.
 _CLASSIC_PPO = Config(
     name="classic-ppo",
     env=EnvConfig(id="envpool:CartPole-v1", num_envs=8),
@@ -165,9 +163,9 @@ _CLASSIC_AUX = AuxConfig(
 )
 _CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
 
-# Continuous control. Advantages are made anew before each epoch and rates fall to zero, which is
-# what Tianshou's authors credit their results on MuJoCo to; the rest is common to all published
-# settings (semantics 2R).
+# Continuous control. Advantages are recomputed before each epoch and learning rates decay to zero,
+# to which Tianshou's authors attribute their results on MuJoCo; all else is common to published
+# settings.
 _MUJOCO_PPO = Config(
     name="halfcheetah-ppo",
     env=EnvConfig(id="envpool:HalfCheetah-v5", num_envs=16),
@@ -183,14 +181,14 @@ _MUJOCO_PPO = Config(
     obs_norm=ObsNormConfig(statistics="moments"),
     total_env_steps=1_000_000,
 )  # fmt: skip
-# Wider networks and smaller steps for walking, chosen on seeds 1 to 5.
+# Wider networks and smaller learning rates for walking, chosen on seeds 1 to 5.
 _WALK_PPO = replace(
     _MUJOCO_PPO,
     model=replace(_MUJOCO_PPO.model, hidden_sizes=(256, 256), activation="relu"),
     ppo=replace(_MUJOCO_PPO.ppo, learning_rate=1e-4),
 )
-# The value network has had ten epochs on fresh targets when the phase comes; those of eight
-# rollouts ago would set it back.
+# No value loss in the auxiliary phase: the value network has had ten epochs on fresh targets, and
+# those of up to eight rollouts ago would make it worse.
 _MUJOCO_AUX = replace(
     _CLASSIC_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
 )
@@ -221,8 +219,7 @@ _CLEANRL_ATARI = replace(
 )
 _ATARI_AUX = AuxConfig(epochs=6, num_minibatches=8, learning_rate=2.5e-4, max_grad_norm=0.5)
 
-# What other code bases run on classic and continuous control (semantics 2R; what is left is said in
-# docs/fidelity.md).
+# Settings of other code bases for classic and continuous control (differences in docs/fidelity.md).
 _CLEANRL_CLASSIC = replace(
     _CLASSIC_PPO,
     name="compat-cleanrl-ppo",
@@ -311,7 +308,7 @@ _RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4, minibatch_by="segments
 
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),
-    # Without velocities: what a policy does not remember, it cannot know.
+    # Without velocities, so that the policy needs a memory.
     "cartpole-masked-velocity": (_RECURRENT_PPO, _RECURRENT_AUX,
                                  {"env.observe": (0, 2), "total_env_steps": 300_000}),
     "pendulum-masked-velocity": (
@@ -331,7 +328,7 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
         {"env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999,
          "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01, "total_env_steps": 1_000_000},
     ),
-    # With a deviation of 0.6 at the start one seed of ten ended below −200, with 1 none
+    # With an initial standard deviation of 0.6, one of ten seeds ended below −200; with 1, none did
     # (benchmarks/results/selection/pendulum_std.csv).
     "pendulum": (
         _MUJOCO_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0),
@@ -346,7 +343,7 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "reacher": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Reacher-v5"}),
     "halfcheetah": (_WALK_PPO, _WALK_AUX,
                     {"action.std_value": 0.135, "ppo.gamma": 0.98, "ppo.gae_lambda": 0.92}),
-    # A wide start, so that it does not learn to stand still, which already gives 1 a step.
+    # A large initial standard deviation, so that the policy does not learn to stand still.
     "hopper": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Hopper-v5", "action.std_value": 1.0}),
     "walker2d": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Walker2d-v5"}),
     "swimmer": (_MUJOCO_PPO, _MUJOCO_AUX,
@@ -356,21 +353,21 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
                  {"env.id": "envpool:Humanoid-v5", "total_env_steps": 10_000_000}),
     "atari": (_ATARI_PPO, _ATARI_AUX, {}),
 }  # fmt: skip
-"""For each environment that has presets: PPO's settings, PPG's auxiliary phase, and changes."""
+"""PPO's options, PPG's auxiliary phase and further changes, by environment."""
 
 
 def _task_presets() -> list[Preset]:
-    """`<environment>-ppo` and `<environment>-ppg` for every task."""
+    """Return `<environment>-ppo` and `<environment>-ppg` for every environment."""
     presets = []
     for task, (ppo, aux, changes) in _TASKS.items():
         ppo = ppo.with_updates(changes)
         env = ppo.env.id.partition(":")[2] + ", no velocities" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
-        on = f"on {env}, {steps} steps"
+        task_text = f"on {env}, {steps} steps"
         ppo, ppg = replace(ppo, name=f"{task}-ppo"), replace(ppo, name=f"{task}-ppg", aux=aux)
         presets += [
-            Preset(ppo, f"PPO {on}", "ours"),
-            Preset(ppg, f"PPG {on}", "ours", parent=ppo.name),
+            Preset(ppo, f"PPO {task_text}", "ours"),
+            Preset(ppg, f"PPG {task_text}", "ours", parent=ppo.name),
         ]
     return presets
 
@@ -387,11 +384,11 @@ PRESETS: dict[str, Preset] = {
                f"PPG paper; {_OPPG}; {_EASY}"),
         Preset(_PPG_PAPER, "PPG as published: hard, 256 envs, 100M steps",
                f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
-        Preset(_PPG_SINGLE, "one network, as OpenAI's --arch detach",
+        Preset(_PPG_SINGLE, "PPG with one network, as OpenAI's --arch detach",
                f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
-        Preset(_PPG_SINGLE_PAPER, "one network, as the text of figure 7",
+        Preset(_PPG_SINGLE_PAPER, "PPG with one network, as in figure 7's text",
                f"PPG paper, figure 7; {_EASY}", "procgen-ppg"),
-        Preset(_PPG_KL, "figure 6's KL penalty, else as procgen-ppg",
+        Preset(_PPG_KL, "procgen-ppg with the KL penalty of figure 6",
                f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
         Preset(_PPO, "PPO on Procgen easy: 64 environments, 25M steps",
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
@@ -399,7 +396,7 @@ PRESETS: dict[str, Preset] = {
                "PPG paper, figure 2", "procgen-ppo"),
         *_generalization_presets("easy", f"; {_EASY}", 200, 25_000_000, _PPG, _PPO),
         *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
-        Preset(_QUICKSTART, "PPG in ten minutes on two cores, a scaled phase",
+        Preset(_QUICKSTART, "PPG in ten minutes on two cores, with shorter phases",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",
                "procgen-ppg-single"),
@@ -409,7 +406,8 @@ PRESETS: dict[str, Preset] = {
                "openai/train-procgen with openai/baselines ppo2", "compat-cleanrl-ppo-procgen"),
         Preset(_CLASSIC_PPO, "PPO for small vector tasks with discrete actions",
                "ours, tuned on CartPole-v1"),
-        Preset(_CLASSIC_PPG, "PPG for the same", "ours, tuned on CartPole-v1", "classic-ppo"),
+        Preset(_CLASSIC_PPG, "PPG for small vector tasks with discrete actions",
+               "ours, tuned on CartPole-v1", "classic-ppo"),
         Preset(_CLEANRL_CLASSIC, "CleanRL's ppo.py", "vwxyzjn/cleanrl, ppo.py", "classic-ppo"),
         Preset(_CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py",
                "vwxyzjn/cleanrl, ppo_continuous_action.py", "compat-cleanrl-ppo"),
@@ -428,10 +426,10 @@ PRESETS: dict[str, Preset] = {
 
 
 def get_preset(name: str) -> Config:
-    """The configuration of that name.
+    """Return the configuration of a preset.
 
     Raises:
-        ValueError: there is none; the nearest name is given.
+        ValueError: there is no such preset; the message has the nearest name.
     """
     if name not in PRESETS:
         raise ValueError(
@@ -441,11 +439,11 @@ def get_preset(name: str) -> Config:
 
 
 def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the options in which two configurations differ, but for their names.
+    """Return the options in which two configurations differ, except their names.
 
     Returns:
-        (parent's value, config's value) by path.
+        Pairs of the parent's and the configuration's value, by path.
     """
-    ours, theirs = config.values(), parent.values()
-    pairs = {path: (theirs.get(path), ours.get(path)) for path in {**theirs, **ours}}
+    values, parent_values = config.values(), parent.values()
+    pairs = {path: (parent_values.get(path), values.get(path)) for path in parent_values | values}
     return {path: pair for path, pair in pairs.items() if path != "name" and pair[0] != pair[1]}

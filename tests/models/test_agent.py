@@ -212,8 +212,8 @@ def test_a_custom_encoder_without_its_width_is_refused(num_features: Any) -> Non
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics to none"),
-        ({"model": {"encoder": "impala"}}, "model.encoder impala does not fit"),
+        ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
+        ({"model": {"encoder": "impala"}}, "model.encoder is impala"),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(arguments: dict[str, Any], match: str) -> None:

@@ -261,5 +261,5 @@ def test_a_tree_of_images_and_numbers_is_encoded_part_by_part() -> None:
 )
 def test_an_encoder_that_fits_no_observation_is_refused(part: gym.Space[Any], encoder: Any) -> None:
     for space in (part, gym.spaces.Dict({"x": part})):
-        with pytest.raises(ValueError, match="use impala or nature"):
+        with pytest.raises(ValueError, match="expected impala or nature"):
             build_encoder(space, ModelConfig(encoder=encoder), generator=Generator())

@@ -56,7 +56,7 @@ def test_results_do_not_depend_on_how_resamples_are_cut_into_blocks(
 ) -> None:
     values = np.random.default_rng(0).normal(size=20)
     whole = bootstrap_interval(values)
-    monkeypatch.setattr("phasicrl.training.bootstrap.DRAWS_AT_ONCE", 999)
+    monkeypatch.setattr("phasicrl.training.bootstrap.MAX_COUNTS", 999)
     assert bootstrap_interval(values) == whole
 
 

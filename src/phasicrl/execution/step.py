@@ -200,10 +200,9 @@ class CompiledUpdate:
 
     def _gradients(self, inputs: _Inputs) -> tuple[list[Tensor], Tensor]:
         """Return the gradient of each parameter, and the terms of the loss, `[n]`."""
-        example = self._example
-        named = dict(zip(example.source.tensors(), inputs.source, strict=True))
-        source = dataclasses.replace(example.source, **named)
-        minibatch = Minibatch(source, inputs.index, example.split)
+        base = self._example
+        named = dict(zip(base.source.tensors(), inputs.source, strict=True))
+        minibatch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.split)
         with torch.enable_grad():
             leaves = [parameter.detach().requires_grad_() for parameter in inputs.parameters]
             tensors = dict(zip(self._names, [*leaves, *inputs.rest], strict=True))

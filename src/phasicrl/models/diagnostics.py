@@ -34,10 +34,8 @@ def network_diagnostics(
     return record
 
 
-def dormant_fraction(
-    activation: Float[Tensor, " D"], *, threshold: float = 0.025
-) -> Float[Tensor, ""]:
-    """Return the share of units whose activation is at most `threshold` times the average, 0-d.
+def dormant_fraction(activation: Float[Tensor, " D"], *, tau: float = 0.025) -> Float[Tensor, ""]:
+    """Return the share of units whose activation is at most τ times the average, 0-d.
 
     All units are dormant if every activation is 0.
 
@@ -46,6 +44,6 @@ def dormant_fraction(
 
     Args:
         activation: mean absolute activation of each unit, `[D]`.
-        threshold: τ.
+        tau: threshold τ.
     """
-    return (activation <= threshold * activation.mean()).float().mean()
+    return (activation <= tau * activation.mean()).float().mean()

@@ -147,9 +147,7 @@ class MetricsLog:
         """Append a row to a file, with null for NaN and infinity; return the values in order."""
         if unknown := record.keys() - METRICS.keys():
             near = nearest_name(min(unknown), METRICS)
-            raise ValueError(
-                f"metric is {min(unknown)!r}; expected a name in runs.metrics.METRICS{near}"
-            )
+            raise ValueError(f"metric is {min(unknown)!r}; expected a name in METRICS{near}")
         values = {metric: float(record[metric]) for metric in METRICS if metric in record}
         if (file := self._files.get(name)) is not None:
             seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
@@ -168,12 +166,7 @@ class MetricsLog:
             steps: CSV table of the steps, with a column `step`.
             env_steps: environment steps of the run so far.
         """
-
-        def write(sink: _TensorBoard | _WandB) -> None:
-            if isinstance(sink, _TensorBoard):
-                sink.write_episode(steps, env_steps)
-
-        self._send(write)
+        self._send(lambda s: isinstance(s, _TensorBoard) and s.write_episode(steps, env_steps))
 
     def _send(self, call: Callable[[_TensorBoard | _WandB], object]) -> None:
         """Call a function with each sink, and switch off a failed sink."""

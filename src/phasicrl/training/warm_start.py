@@ -37,8 +37,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     fits = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
     weights = {name for name, _ in agent.named_parameters()}
     if not fits & weights:
-        text = f"init_from is {directory}, and none of its weights fits this network"
-        raise ValueError(f"{text}; expected a run with the same model options and spaces")
+        raise ValueError(f"init_from is {directory}; none of its weights fits this network")
     groups: dict[str, set[str]] = defaultdict(set)
     for name in (own.keys() | theirs.keys()) - weights:
         groups[name.rpartition(".")[0].removesuffix(".moments")].add(name)
