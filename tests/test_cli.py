@@ -121,8 +121,8 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train --from /nowhere/config.json", "/nowhere/config.json"),
         ("train classic-ppo --env.id carpole", "did you mean 'CartPole-v1'"),
         ("train procgen-ppg --env.id bigfsh", "did you mean 'bigfish'"),
-        ("train procgen-ppo --env.id gymnasium:CartPole-v1", "model.encoder impala does not fit"),
-        ("train classic-ppo --env.id starpilot", "model.encoder mlp does not fit"),
+        ("train procgen-ppo --env.id gymnasium:CartPole-v1", "model.encoder is impala"),
+        ("train classic-ppo --env.id starpilot", "model.encoder is mlp"),
         ("train classic-ppo --ppo.learning-rat 3", "--ppo.learning-rate"),
         ("train classic-ppo --env.distribution esy", "easy"),
         ("train classic-ppo --total-env-steps 1.5", "1.5"),
@@ -204,7 +204,7 @@ def test_help_of_train_is_short_has_the_presets_values_and_all_options_on_reques
 
     short, everything = lines("procgen-ppo", "--help"), lines("procgen-ppo", "--help-all")
     assert max(len(lines("--help")), len(short)) <= 100
-    assert any(line.startswith("--ppo.policy-epochs 3 Passes over") for line in short)
+    assert any(line.startswith("--ppo.policy-epochs 3 Number of") for line in short)
     assert any(line.startswith("--resume never") for line in short)
     for path in get_preset("procgen-ppo").values():
         option = "--" + path.replace("_", "-")
@@ -253,7 +253,7 @@ def test_train_evaluate_plot_and_resume_a_run(
     assert [row["policy"] for row in found["results"]] == ["greedy", "sampled"]
     assert found["results"][1]["episodes"] == 5 and found["gap"] == {}
     both = ["evaluate", str(run), *["--episodes", "3", "--levels", "both", "--policies", "greedy"]]
-    assert "levels is both, which has no effect" in error_of(capsys, *both)
+    assert "levels is both; expected unseen" in error_of(capsys, *both)
     # As if it were trained on some levels of a game of Procgen, which are all the same.
     monkeypatch.setattr(evaluation, "check_levels", lambda *_: None)
     assert main(both) == 0

@@ -344,9 +344,8 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path) 
     epochs: Any = {"policy_epochs": 3, "value_epochs": 3}
     run = filled(with_ppo(tmp_path, kl_penalty=1.0, kl_estimate="exact", **epochs))
     samples, seen, head = samples_of(run), [], run.agent.policy_head
-    old = (
-        compute_dist_params(run.agent, samples, executor=run.executor).flatten(0, 1).sort(0).values
-    )
+    old = compute_dist_params(run.agent, samples, executor=run.executor)
+    old = old.flatten(0, 1).sort(0).values
     original = head.distribution
     spy = lambda params: (seen.append(params), original(params))[1]  # noqa: E731
     with patch.object(head, "distribution", spy):
@@ -657,9 +656,8 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, aux=aux), make_env=lambda: Levers(masked=True)) as run:
         rollout = run.collect(run.buffer.next_rollout())
         compute_targets(rollout, torch.zeros(4, 8), run.config.ppo)
-        before = compute_dist_params(
-            run.agent, run.buffer.segments(), executor=run.executor, phase="aux"
-        )
+        segments = run.buffer.segments()
+        before = compute_dist_params(run.agent, segments, executor=run.executor, phase="aux")
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
         loss = phases.AuxiliaryLoss(run.agent, aux)

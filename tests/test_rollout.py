@@ -58,9 +58,7 @@ def split(
     if isinstance(generator, int):
         generator = Generator().manual_seed(generator)
     order = samples.random_order(unit=by, generator=generator)
-    return [
-        minibatch.gather() for minibatch in samples.minibatches(num_minibatches, order, unit=by)
-    ]
+    return [each.gather() for each in samples.minibatches(num_minibatches, order, unit=by)]
 
 
 def order(minibatches: list[PolicySamples]) -> list[int]:

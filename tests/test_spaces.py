@@ -273,19 +273,14 @@ GOOD = Box(-1, 1, (2,), np.float32)
 def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> None:
     where = r" \(at 'b/0'\)" if isinstance(space, Dict) else ""
     for what, pair in (("observation", (space, Discrete(2))), ("action", (GOOD, space))):
-        with pytest.raises(
-            ValueError, match=f"^mine: {what}_space{where} is .*; expected (Box|Discrete)"
-        ):
+        with pytest.raises(ValueError, match=f"^mine: {what}_space{where} is .*; expected "):
             check_spaces("mine", *pair)
 
 
 @pytest.mark.parametrize(
     ("observation_space", "action_space", "match"),
     [
-        *(
-            (empty, Discrete(2), "observation_space")
-            for empty in (Dict(), Tuple([]), Dict(a=Dict()))
-        ),
+        *((empty, Discrete(2), "observation_") for empty in (Dict(), Tuple([]), Dict(a=Dict()))),
         (Box(-1, 1, (0,), np.float32), Discrete(2), "observation_space"),
         (GOOD, Tuple([]), "action_space"),
         (GOOD, Box(0, 9, (2,), np.int64), "MultiDiscrete$"),

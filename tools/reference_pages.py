@@ -409,7 +409,7 @@ def _table(name: str, kind: type, *, skip: set[str]) -> str:
 
 def _cell(text: str) -> str:
     """Return the text of an option for a table cell, with each choice on its line."""
-    return text.replace("\n`", "<br>`").replace("\n", " ")
+    return re.sub(r"\n(?=`[^`]+`: )", "<br>", text).replace("\n", " ")
 
 
 def _show(value: object) -> str:

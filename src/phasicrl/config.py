@@ -90,8 +90,7 @@ class EnvConfig(_Group):
 
     _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
-    """Id of the environment, such as `procgen:starpilot`, `envpool:Ant-v4` or
-    `gymnasium:CartPole-v1`; the prefix may be left out."""
+    """Id of the environment, such as `procgen:coinrun`, `envpool:Ant-v4` or `CartPole-v1`."""
     num_envs: _Int = 64
     """Number of environments B, over all processes."""
     num_threads: _Int | None = None
@@ -423,10 +422,10 @@ class RewardNormConfig(_Group):
 
     _prefix: ClassVar[str] = "reward_norm."
     per: Literal["none", "rollout", "step"] = "none"
-    """Update of the statistics.
-    `none`: no normalization.
-    `rollout`: once per rollout (OPPG).
-    `step`: at each step (Baselines, CleanRL)."""
+    """Normalization of rewards.
+    `none`: off.
+    `rollout`: by statistics that are updated once per rollout (OPPG).
+    `step`: by statistics that are updated at each step (Baselines, CleanRL)."""
     gamma: _Share | None = None
     """Discount factor of the running return (OPPG, Baselines: 0.99); none: `ppo.gamma`."""
     clip: _Float = 10.0

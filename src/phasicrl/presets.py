@@ -92,7 +92,7 @@ def _generalization_presets(
                 evaluation=_ON_BOTH,
                 total_env_steps=total_env_steps,
             ),
-            f"{name} on {num_levels} {kind} levels, evaluated on all levels, too",
+            f"{name} on {num_levels} {kind} levels, tested on all",
             f"Procgen paper, generalization on {kind} levels{source}",
             base.name,
         )
@@ -396,7 +396,7 @@ PRESETS: dict[str, Preset] = {
                "PPG paper, figure 2", "procgen-ppo"),
         *_generalization_presets("easy", f"; {_EASY}", 200, 25_000_000, _PPG, _PPO),
         *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
-        Preset(_QUICKSTART, "PPG in ten minutes on two cores, with shorter phases",
+        Preset(_QUICKSTART, "PPG in ten minutes on two cores, short phases",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",
                "procgen-ppg-single"),

@@ -96,9 +96,7 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ImportError, match=r"EnvPool is not installed: pip install"):
             make_envs(EnvConfig(id=env_id, num_envs=2), seed=1)
     assert resolve("CartPole-v1") == ("gymnasium", "CartPole-v1")
-    refused(
-        r"'Pong-v5', an unknown environment.*EnvPool is not installed: pip install", id="Pong-v5"
-    )
+    refused(r"'Pong-v5', an unknown environment.*EnvPool is not installed: pip", id="Pong-v5")
     assert not any(env_id.startswith("envpool") for env_id in list_envs())
 
 

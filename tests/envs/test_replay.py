@@ -22,16 +22,14 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
         if number % 50 == 0 or number > 690:
             copy = EpisodeActions(3, (2,), np.dtype(np.float32))
             copy.load(*kept.state())
-            for env, taken, again in zip(
-                plain, kept.split_by_env(), copy.split_by_env(), strict=True
-            ):
+            for env, taken, again in zip(plain, kept.split(), copy.split(), strict=True):
                 np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
                 np.testing.assert_array_equal(again, taken)
     assert len(kept._rows) <= 2 * 64 or chance < 0.3, (
         "memory follows the longest episode, not the run"
     )
     kept.clear()
-    assert [len(taken) for taken in kept.split_by_env()] == [0, 0, 0]
+    assert [len(taken) for taken in kept.split()] == [0, 0, 0]
 
 
 def test_what_was_taken_back_goes_on() -> None:
@@ -43,8 +41,6 @@ def test_what_was_taken_back_goes_on() -> None:
     for number in range(100, 300):
         for one in (kept, copy):
             one.add(np.array([number, -number]), np.array([False, number == 150]))
-    assert (
-        copy.split_by_env()[0].tolist() == kept.split_by_env()[0].tolist() == list(range(97, 300))
-    )
-    assert copy.split_by_env()[1].tolist() == [-number for number in range(151, 300)]
-    assert kept.split_by_env()[1].tolist() == copy.split_by_env()[1].tolist()
+    assert copy.split()[0].tolist() == kept.split()[0].tolist() == list(range(97, 300))
+    assert copy.split()[1].tolist() == [-number for number in range(151, 300)]
+    assert kept.split()[1].tolist() == copy.split()[1].tolist()

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from phasicrl.config import Config
-from phasicrl.execution.plan import (
-    MIN_SAMPLES_FOR_THREADS,
-    MIN_STEPS_TO_COMPILE,
-    PHASES,
-    Plan,
-    make_plan,
-)
+from phasicrl.execution.plan import MIN_COMPILE_STEPS, MIN_THREAD_SAMPLES, PHASES, Plan, make_plan
 from phasicrl.presets import get_preset
 
 CPU: dict[str, Any] = {"device": "cpu", "num_cores": 4, "has_compiler": True}
@@ -48,7 +42,7 @@ def plan(machine: dict[str, Any], config: Config, **compute: Any) -> Plan:
 def test_steps_are_compiled_where_that_pays_and_works(
     machine: dict[str, Any], config: Config, compute: dict[str, Any], expected: bool
 ) -> None:
-    assert SHORT.num_gradient_steps < MIN_STEPS_TO_COMPILE <= LONG.num_gradient_steps
+    assert SHORT.num_gradient_steps < MIN_COMPILE_STEPS <= LONG.num_gradient_steps
     assert plan(machine, config, **compute).compiled == expected
 
 
@@ -74,7 +68,7 @@ def test_images_go_through_the_network_in_micro_batches(
 
 def test_threads_are_shared_where_there_is_much_to_do() -> None:
     assert plan(CPU, SHORT).num_threads == 1 and plan(CPU, IMAGES).num_threads == 4
-    large = SHORT.with_updates({"env.num_envs": MIN_SAMPLES_FOR_THREADS, "ppo.num_minibatches": 1})
+    large = SHORT.with_updates({"env.num_envs": MIN_THREAD_SAMPLES, "ppo.num_minibatches": 1})
     assert plan(CPU, large).num_threads == 4
     assert plan(CPU, IMAGES, num_threads=3).num_threads == 3
 

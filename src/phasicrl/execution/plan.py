@@ -11,9 +11,9 @@ from phasicrl.config import Config, Precision
 Phase = Literal["policy", "value", "aux"]
 PHASES: tuple[Phase, ...] = ("policy", "value", "aux")
 
-MIN_STEPS_TO_COMPILE = 15_000
+MIN_COMPILE_STEPS = 15_000
 """Minimum gradient steps for compiling, which takes ten seconds and saves about 0.7 ms a step."""
-MIN_SAMPLES_FOR_THREADS = 1024
+MIN_THREAD_SAMPLES = 1024
 """Minimum samples in a minibatch of vectors for several threads."""
 MICRO_BATCH: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
 """Images in a micro-batch on a CPU (docs/performance.md)."""
@@ -67,7 +67,7 @@ def make_plan(
     if on_gpu:  # CUDA graphs need fixed shapes, which packed sequences do not have
         compiled = compute.compile != "off" and config.model.memory == "none"
     else:  # compiling does not make convolutions faster
-        is_long = config.num_gradient_steps >= MIN_STEPS_TO_COMPILE
+        is_long = config.num_gradient_steps >= MIN_COMPILE_STEPS
         is_useful = is_long and has_compiler and not has_images
         compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
     precision: dict[Phase, Precision] = {
@@ -84,7 +84,7 @@ def make_plan(
         return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
     minibatch_size = config.batch_size // config.ppo.num_minibatches
-    uses_all_cores = has_images or minibatch_size >= MIN_SAMPLES_FOR_THREADS
+    uses_all_cores = has_images or minibatch_size >= MIN_THREAD_SAMPLES
     num_threads = compute.num_threads or (num_cores if uses_all_cores else 1)
     # Two runs that each use half of the cores can compute at the same time.
     fills_cores = num_threads > 1 and 2 * num_threads > num_cores
