@@ -53,12 +53,13 @@ audit: .peers/audit/.ready  ## Look the pinned packages up among the known vulne
 bench: $(READY) .peers/sb3/.ready  ## Whole training loops beside Stable-Baselines3's, interleaved; ten minutes (benchmarks/versus.py has more)
 	$(BIN)/python benchmarks/versus.py cartpole64 halfcheetah --pairs 3 $(ARGS)
 
-lint: $(READY)  ## Check format, style, types, the direction of imports, spelling
+lint: $(READY)  ## Check format, style, types, the direction of imports, spelling, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell *.md docs src tools examples benchmarks/*.py
+	$(BIN)/python -m tools.prose
 
 format: $(READY)  ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .

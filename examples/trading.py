@@ -25,7 +25,7 @@ class Market(gym.Env):
         self.owned = action == BUY if action != WAIT else self.owned
         before, self.price = self.price, 0.9 * self.price + self.np_random.normal(0, 2)
         gain = self.owned * (self.price - before) - 0.1 * (action != WAIT)
-        self.day += 1  # the market goes on after the last day: a time limit, not an end
+        self.day += 1  # a time limit, not an end: the market stays open
         return self._answer(float(gain), False, self.day == 250)
 
     def _answer(self, *result):

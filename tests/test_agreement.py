@@ -57,7 +57,7 @@ def test_a_difference_agrees_within_ten_times_the_noise_or_a_trillionth_of_the_d
         assert ("*" in agreement.shown([row])) == (not agrees)
 
 
-def test_a_case_becomes_rows_with_the_noise_of_its_own_precision(agreement: ModuleType) -> None:
+def test_a_case_becomes_rows_with_the_noise_of_its_precision(agreement: ModuleType) -> None:
     runs = {
         "theirs.float64": 1.0, "theirs.float64.turned": 1.25, "ours.float64": 1.5,
         "theirs.float32": 2.0, "theirs.float32.turned": 0.5, "ours.float32": 3.0,

@@ -133,7 +133,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("evaluate /tmp", "/tmp is not a run directory"),
         ("resume /tmp", "/tmp is not a run directory"),
         ("video /tmp", "/tmp is not a run directory"),
-        ("plot", "name at least one run directory"),
+        ("plot", "give at least one run directory"),
         ("presets nothing-like-this", "expected part of a preset's name"),
         ("envs nothing-like-this", "which matches no id"),
         ("--import no_such_module presets", "no_such_module"),
@@ -283,7 +283,7 @@ def test_an_interrupt_says_how_to_resume(
     assert f"{run} was stopped after 128 steps" in text and f"`phasicrl resume {run}`" in text
 
 
-def test_a_run_that_diverges_has_an_exit_code_of_its_own(
+def test_a_run_that_diverges_has_its_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--output-dir", str(tmp_path), "--ppo.learning-rate", "1e30", "--log.console", "off"]

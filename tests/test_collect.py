@@ -256,7 +256,7 @@ def test_a_separate_value_network_runs_once_a_rollout_unless_it_has_a_memory(
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 @torch.no_grad()
-def test_a_final_observation_is_valued_with_the_memory_of_its_own_episode(memory: Kind) -> None:
+def test_a_final_observation_is_valued_with_its_episodes_memory(memory: Kind) -> None:
     collector = make_collector(agent=make_agent(memory))
     rollouts = collect(collector)
     found, wanted = joined(rollouts), step_by_step(collector.agent, K * T)

@@ -239,7 +239,7 @@ ALGORITHM = (
 
 
 @pytest.mark.parametrize("kind", ALGORITHM)
-def test_every_knob_of_the_algorithm_names_a_source(kind: type) -> None:
+def test_every_option_of_the_algorithm_names_a_source(kind: type) -> None:
     sentences = field_texts(kind)
     unnamed = [name for name, text in sentences.items() if not KNOWN_SOURCE.search(text)]
     assert len(sentences) > 1 and not unnamed
@@ -262,7 +262,7 @@ def named(text: str) -> set[str]:
     return set(re.findall(rf"PP[OG] paper|source 00[0-4]|Huang|{people}|{'|'.join(CODES)}", text))
 
 
-def test_the_help_of_a_knob_and_the_page_of_tricks_name_a_source_in_common() -> None:
+def test_the_help_of_an_option_and_the_page_of_tricks_share_a_source() -> None:
     kinds = dict(zip(("model", "action", "ppo", "aux", "reward_norm"), ALGORITHM, strict=False))
     sentences = {
         f"{group}.{name}": text
@@ -274,7 +274,7 @@ def test_the_help_of_a_knob_and_the_page_of_tricks_name_a_source_in_common() -> 
     assert len(compared) > 40 and apart == []
 
 
-def test_what_knobs_name_is_on_the_page_of_sources() -> None:
+def test_sources_of_options_are_on_the_page_of_sources() -> None:
     page = (Path(__file__).parents[1] / "docs" / "reference" / "sources.md").read_text()
     papers, called = page.split("## Code")
     assert [code for code in CODES if f"| {code}" not in called] == []

@@ -191,7 +191,7 @@ def test_what_is_written_into_the_slots_is_the_phase() -> None:
     assert buffer.segments().value_target[5, 4] == -1
 
 
-def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None:
+def test_auxiliary_samples_are_the_phase_with_the_old_policy() -> None:
     buffer = written()
     old_dist_params = cells(K * B, T)[..., None] + torch.tensor([0.1, 0.2, 0.3])
     samples = buffer.auxiliary_samples(old_dist_params)

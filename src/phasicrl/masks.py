@@ -47,7 +47,7 @@ def _flatten_part(space: gym.Space[Any], mask: Any, path: KeyPath) -> np.ndarray
         given = f"shape {flat.shape}"
         if not np.isin(flat, (0, 1)).all():
             raise ValueError(
-                f"an action mask has values {np.unique(flat)}{format_location(path)}; "
+                f"an action mask with values {np.unique(flat)}{format_location(path)}; "
                 "expected True and False, or 1 and 0"
             )
         if flat.shape == (size,):
@@ -57,7 +57,7 @@ def _flatten_part(space: gym.Space[Any], mask: Any, path: KeyPath) -> np.ndarray
         has_parts = size and not isinstance(space, gym.spaces.Discrete)
         parts = ", or one mask for each part of the space" if has_parts else ""
         raise ValueError(
-            f"an action mask is {given}{format_location(path)}; "
+            f"an action mask of {given}{format_location(path)}; "
             f"expected for {space}: shape ({size},){parts}"
         )
     return np.concatenate([_flatten_part(part, each, (*path, key)) for key, part, each in masks])

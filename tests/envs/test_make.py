@@ -74,7 +74,7 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
     [
         ("envpool:TicTacToe-v1", "env.id is envpool:TicTacToe-v1, for 2 players; expected one"),
         ("envpool:intersection-multi-agent-v1", "for 2 players"),
-        ("gymnasium:texts", "gymnasium:texts: observations of the kind Text.* are not supported"),
+        ("gymnasium:texts", "gymnasium:texts: observation_space is Text.*; expected Box"),
     ],
 )
 def test_spaces_that_are_not_supported_are_refused(

@@ -90,7 +90,7 @@ def test_only_seconds_in_which_the_trainer_runs_count() -> None:
         assert find_hung_process([Pipe(number) for number in waits], 3) == silent
 
 
-def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
+def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
     home = os.getpid()
 
     def make_env() -> gym.Env[Any, Any]:
@@ -209,7 +209,7 @@ make(Counting, "processes", num_envs=1).reset()
 """
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_gets_the_remedy(tmp_path: Path) -> None:
     result = run(tmp_path, UNGUARDED)
     assert "ProcessLostError: mine: processes did not start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr

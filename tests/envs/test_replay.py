@@ -32,7 +32,7 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
     assert [len(taken) for taken in kept.split()] == [0, 0, 0]
 
 
-def test_what_was_taken_back_goes_on() -> None:
+def test_restored_actions_can_be_extended() -> None:
     kept = EpisodeActions(2, (), np.dtype(np.int64))
     for number in range(100):
         kept.add(np.array([number, -number]), np.array([number == 96, False]))

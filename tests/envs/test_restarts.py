@@ -189,7 +189,7 @@ def restarting(tmp_path: Path, **changes: Any) -> Config:
     return config.with_updates({"env.max_restarts": 1000, **changes})
 
 
-def test_a_run_goes_on_and_counts_what_was_made_anew(tmp_path: Path) -> None:
+def test_a_run_continues_and_counts_restarts(tmp_path: Path) -> None:
     """Every environment breaks in every 6th step: 21 times in 128, before any episode finishes."""
     config = restarting(tmp_path)
     run = train(config, make_env=partial(Fragile, 5))
@@ -290,7 +290,7 @@ class DiesAtFirst(Fragile):
 
 
 @pytest.mark.long
-def test_one_that_dies_again_while_it_begins_anew_is_counted_again(tmp_path: Path) -> None:
+def test_a_second_death_during_a_restart_is_counted(tmp_path: Path) -> None:
     make_env = partial(DiesAtFirst, tmp_path / "log")
     envs = make(make_env, "processes", num_envs=1, max_restarts=2)
     envs.reset()
@@ -302,7 +302,7 @@ def test_one_that_dies_again_while_it_begins_anew_is_counted_again(tmp_path: Pat
     envs.close()
 
 
-def test_an_environment_is_not_made_anew_while_it_is_brought_back() -> None:
+def test_an_environment_is_not_restarted_during_replay() -> None:
     """It would be at another place, and look as if it were not."""
     envs = restarting_envs(partial(Fragile, 3), 5)
     envs.reset()

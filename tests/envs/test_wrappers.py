@@ -78,7 +78,7 @@ def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
     envs.close()
 
 
-def test_a_run_goes_on_where_it_was() -> None:
+def test_a_resumed_run_continues_its_count() -> None:
     envs = HeuristicMask(make(Counting), even, num_steps=5 * B, env_steps=4 * B)
     obs = envs.reset()
     np.testing.assert_array_equal(envs.action_mask, even(obs.numpy(), None))
@@ -119,7 +119,7 @@ def test_something_must_be_left() -> None:
 
     envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
     envs.reset()
-    where = "nothing for environment 1 in component 1 at step 3"
+    where = "nothing for environment 1 in component 1, step 3"
     with pytest.raises(EnvError, match=f"mine: mask_actions allows {where}"):
         envs.step(draw_action(envs, RNG))
     envs.close()

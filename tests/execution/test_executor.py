@@ -171,7 +171,7 @@ def looks(config: Config) -> list[str]:
 
 
 @pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
-def test_neither_a_step_nor_a_minibatch_looks_at_values(value_path: str, tmp_path: Path) -> None:
+def test_neither_a_step_nor_a_minibatch_reads_values(value_path: str, tmp_path: Path) -> None:
     few = {
         "model.value_path": value_path, "aux.every": 1, "ppo.num_steps": 12, "total_env_steps": 96,
         "ppo.num_minibatches": 1, "aux.num_minibatches": 1,

@@ -150,7 +150,7 @@ def test_sigterm_saves_ends_with_75_and_the_run_resumes_to_the_same_bits(tmp_pat
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.fault("F-07", "SIGTERM at a random time: a checkpoint, then 75", 1, 17)
-def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
+def test_a_signal_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
     expected, seconds = unbroken(kind)
     draw = random.Random(kind)
     for number in fault:
@@ -181,7 +181,7 @@ def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -
 @pytest.mark.fault(
     "F-08", "SIGINT, two of them, SIGTERM to the whole group: no process is left", 1, 17
 )
-def test_a_group_that_is_told_to_end(
+def test_a_signal_to_a_process_group(
     tmp_path: Path, sent: list[str], code: int, fault: Fault
 ) -> None:
     """Environments are processes; everything shared in memory is released, too."""

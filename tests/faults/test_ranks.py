@@ -209,7 +209,7 @@ def test_one_hangs(tmp_path: Path, fault: Fault, is_full: bool) -> None:
 
 @pytest.mark.long
 @pytest.mark.fault("F-03", "SIGTERM to one of two processes: both save and end with 75", 1, 20)
-def test_one_is_told_to_end(tmp_path: Path, fault: Fault) -> None:
+def test_a_signal_to_one_rank_ends_all(tmp_path: Path, fault: Fault) -> None:
     *_, seconds = unbroken()
     draw = random.Random(4)
     for number in fault:
@@ -259,7 +259,7 @@ def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_ful
 @pytest.mark.long
 @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 4)])
 @pytest.mark.fault("F-03", "another number of processes goes on, and says so", 1, 1)
-def test_another_number_goes_on(
+def test_another_number_of_ranks_resumes(
     tmp_path: Path, before: int, now: int, fault: Fault, is_full: bool
 ) -> None:
     """In the middle of a phase: its rollouts are dealt out anew, environments start anew."""
@@ -303,7 +303,7 @@ def train_failing(folder: Path, failing: set[str], told: set[str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("failing", "told"), [({"1"}, {"0"}), ({"0", "1"}, {"0", "1"})])
-def test_a_failure_while_told_to_end_is_saved_and_said(
+def test_a_failure_after_a_signal_is_saved_and_reported(
     tmp_path: Path, failing: set[str], told: set[str], is_full: bool
 ) -> None:
     """The request is still open when the failure comes: it may not end the saving."""
@@ -342,7 +342,7 @@ def begin_otherwise(folder: Path) -> None:
             train(config)
 
 
-def test_one_goes_on_and_the_other_begins(tmp_path: Path) -> None:
+def test_one_rank_resumes_and_the_other_starts(tmp_path: Path) -> None:
     train(small(tmp_path, "ppo"), on_iteration=lambda *_: "stop")
     assert ended(start_ranks(tmp_path, 2, begin_otherwise, tmp_path)) == [6, 6]
     for words in said(tmp_path):

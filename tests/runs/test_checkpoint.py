@@ -88,7 +88,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["delete", "state", "future", "renamed"])
-def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1, {"which": "old", "x": torch.ones(3)})
     newest = save(tmp_path, 2, {"which": "new", "x": torch.ones(3)})
     tensors, state = newest / "tensors.safetensors", newest / "state.json"
@@ -146,7 +146,7 @@ def test_a_copy_under_another_name_is_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == [path]
 
 
-def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_skipped(tmp_path: Path) -> None:
     save(tmp_path, 1, {"which": "ours"}, run="a")
     save(tmp_path, 2, {"which": "theirs"}, run="b")
     (tree, _), (rejected,) = load_checkpoint(tmp_path, run="a")

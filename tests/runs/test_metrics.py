@@ -180,7 +180,7 @@ def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
     assert [json.loads(line)["env_steps"] for line in lines] == [BATCH, 2 * BATCH, 3 * BATCH]
 
 
-def test_a_line_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}\n{"env_ste\n{"env_steps": 384}\n')
     with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is damaged"):
         RunDirectory(tmp_path).metrics()
@@ -272,7 +272,7 @@ def test_a_display_that_fails_is_silenced_and_loses_no_signal(
             log.progress("rollout")
 
 
-def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(
+def test_wandb_gets_the_same_names_and_a_resumed_run_keeps_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = mock.MagicMock()

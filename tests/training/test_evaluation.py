@@ -178,7 +178,7 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
     assert (read_film(first, 512, 512) == images[:, :512]).mean() > 0.9  # the same episode
 
 
-def test_what_cannot_be_filmed_is_said_once_and_the_run_goes_on(
+def test_a_failed_film_is_reported_once_and_the_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = evaluated(tmp_path).with_updates({"evaluation.film": True, "log.console": "plain"})

@@ -144,7 +144,7 @@ def test_with_a_game_of_procgen(tmp_path: Path) -> None:
     assert_resumed_is_unbroken(config.with_updates(small), tmp_path, (3,))
 
 
-def test_what_cannot_be_brought_back_is_said_and_goes_on(
+def test_environments_without_replay_are_reported_and_start_new_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(tmp_path).with_updates({"log.console": "plain"})

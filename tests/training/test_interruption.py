@@ -75,7 +75,7 @@ def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, a
 
 
 @pytest.fixture(autouse=True)
-def _nobody_ignores_signals() -> Iterator[None]:
+def _reset_signals() -> Iterator[None]:
     """As `nohup make test &` would: what is ignored is left to whoever ignores it."""
     usual = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL)
     usual |= {signal.SIGINT: signal.default_int_handler}
@@ -200,7 +200,7 @@ def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_process_that_is_told_to_end_says_so_by_its_exit_code_and_can_go_on(
+def test_a_terminated_process_has_its_exit_code_and_can_be_resumed(
     tmp_path: Path,
 ) -> None:
     """As a scheduler sees it: SIGTERM, 75, and the same run goes on."""

@@ -98,7 +98,7 @@ def stopped_after(iterations: int, config: Config) -> Path:
 
 
 @pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
-def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(
+def test_a_run_stopped_by_its_callback_is_saved_and_can_be_resumed(
     tmp_path: Path, aux: AuxConfig | None
 ) -> None:
     config = tiny(tmp_path, aux=aux, total_env_steps=224)  # a checkpoint at the end only
@@ -640,7 +640,7 @@ def test_weights_that_are_not_finite_do_not_take_the_place_of_good_ones(tmp_path
     assert_same(run.files.weights(), good)
 
 
-def test_so_does_a_value_function_of_its_own(tmp_path: Path) -> None:
+def test_so_does_a_separate_value_function(tmp_path: Path) -> None:
     with open_run(tiny(tmp_path)) as run:
         assert run.agent.value_encoder is not None
         poison(run.agent.value_encoder)

@@ -33,7 +33,7 @@ def test_all_weights_and_statistics_are_those_of_the_other_run(
     assert f"loaded {len(weights)} of {len(weights)} tensors" in said
 
 
-def test_what_does_not_fit_begins_anew(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_keep_their_initial_values(tmp_path: Path) -> None:
     """A larger last layer: heads and what feeds them differ, the first layer is the same."""
     other, weights = begun(tmp_path, **{"model.hidden_sizes": (8, 4)})
     config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"model.hidden_sizes": (8, 6)})

@@ -1,0 +1,24 @@
+"""The check of words finds what is planted."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.prose import find_problems
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("src/x.py", '"""Return a number."""\nx = 1  # as told\n', "src/x.py:2: 'told'"),
+        ("src/x.py", 'def f():\n    """Whether it runs."""\n', "src/x.py:2: the docstring begins"),
+        (
+            "tests/x.py",
+            "def test_it_goes_on():\n    pass  # told\n",
+            "tests/x.py:1: test_it_goes_on",
+        ),
+    ],
+)
+def test_planted_words_are_found(file: str, text: str, expected: str) -> None:
+    (problem,) = find_problems(Path(file), text)
+    assert problem.startswith(expected)
