@@ -1,4 +1,4 @@
-"""PPG on CartPole in ten lines; one changed line makes it PPO."""
+"""PPG on CartPole in ten lines; changing one line makes it PPO."""
 
 from dataclasses import replace
 

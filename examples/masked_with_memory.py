@@ -1,4 +1,4 @@
-"""PPG with an LSTM on a masked environment: a code of keys, and nothing counts them."""
+"""PPG with an LSTM and action masks: press the keys of a code in order, without a counter."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from phasicrl import EnvConfig, evaluate, get_preset, train
 
 
 class Keypad(gym.Env):
-    """Press twelve of a thousand keys in order: a point each; a key that does not work ends it."""
+    """Keypad with a code of twelve keys: one point for each; a masked key ends the episode."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(1000)
@@ -33,7 +33,7 @@ class Keypad(gym.Env):
         return np.array([self.place == 0], np.float32), *result, {"action_mask": mask}
 
 
-config = get_preset("cartpole-masked-velocity-ppg")  # it brings the LSTM
+config = get_preset("cartpole-masked-velocity-ppg")  # has an LSTM
 config = replace(config, env=EnvConfig(id="keypad", num_envs=16), total_env_steps=25_000)
 run = train(config, make_env=Keypad)
 print(evaluate(run.directory, episodes=50, make_env=Keypad)[0].mean_return, "of 12 points")

@@ -1,4 +1,4 @@
-"""Your own environment and network, passed as objects: nothing is registered."""
+"""Custom environment and network, passed as objects to `train` and `evaluate`."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ class Lamps(gym.Env):
 
 
 class Encoder(nn.Sequential):
-    num_features = 32  # what the heads stand on
+    num_features = 32  # width of the output
 
     def __init__(self, space: gym.Space) -> None:
         super().__init__(nn.Linear(gym.spaces.flatdim(space), 32), nn.LayerNorm(32), nn.ReLU())

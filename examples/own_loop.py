@@ -1,7 +1,4 @@
-"""The loop in your own hands.
-
-Here the run stops itself when the task is solved, and learns from rewards that you may change.
-"""
+"""Custom training loop, which stops when the task is solved and may change the rewards."""
 
 from dataclasses import replace
 
@@ -12,11 +9,11 @@ from phasicrl.training.run import Run
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:
-    """Train until the mean return of 100 episodes is above `solved`, or the budget is used up."""
+    """Train until the mean return of 100 episodes exceeds `solved`, or the budget is spent."""
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
         rollout = run.collect(buffer.next_rollout())
-        # [environments, steps]: add a bonus of your own, if you like.
+        # Rewards [environments, steps]; add a bonus here.
         reward, _ = learner.normalize_reward(rollout)
         record = policy_phase(learner, rollout, reward)
         if learner.is_auxiliary_phase_due:

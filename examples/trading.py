@@ -1,4 +1,4 @@
-"""Trade a share whose price returns to its mean: masks, and a heuristic for the first steps."""
+"""Trading of a mean-reverting stock, with action masks and a heuristic for the first steps."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ WAIT, BUY, SELL = range(3)
 
 
 class Market(gym.Env):
-    """250 days; a point is one percent of the capital, and each order costs a tenth of one."""
+    """Market of 250 days; rewards are percent of the capital, and each order costs 0.1."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
