@@ -269,7 +269,7 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
 
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
     loss = Large(run.agent, run.config.ppo, with_policy=True, with_value=True)
-    step = run.executor.gradient_step(loss, run.learner.settings("policy"))
+    step = run.executor.gradient_step(loss, run.learner.step_settings("policy"))
     minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
     with patch.object(optimize, "step_", keep):
         names, (seen, norm), weight = step(minibatch, NO_PENALTY)

@@ -188,7 +188,7 @@ TRICKS = (
     ("early stop by the epoch's mean KL", "Spinning Up ppo.py:268-271", "phases.policy_phase",
      "ppo.target_kl"),
     ("estimate of that KL", "k1: Spinning Up ppo.py:237; k3: SB3 ppo.py:263-264",
-     "phases.approx_kl", "ppo.epoch_kl"),
+     "phases.estimate_kl", "ppo.epoch_kl"),
     ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector",
      "ppo.bootstrap_truncation"),
     ("action masks", "Huang & Ontañón 2020; source 003", "models.heads.PolicyHead",

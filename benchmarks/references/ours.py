@@ -107,7 +107,7 @@ class Side:
             found.put(i, f"losses of the {phase}'s steps", losses)
             losses.clear()
 
-        compute_targets, run_stage = self.phases.compute_targets, run.stage
+        compute_targets, run_stage = self.phases.compute_targets, run.show
 
         def targets_noted(rollout: Any, reward: torch.Tensor, *others: Any) -> Any:
             samples, record = compute_targets(rollout, reward, *others)
@@ -131,7 +131,7 @@ class Side:
         def after_iteration(_: Any, record: dict[str, float]) -> None:
             put_state("auxiliary phase" if "losses/aux/kl_loss" in record else "policy phase")
 
-        run.stage = stage
+        run.show = stage
         with (
             patch.object(self.phases, "compute_targets", targets_noted),
             self._acting(recording),

@@ -33,7 +33,7 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
 
             # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for
             # E_V epochs, the value function
-            run.record = policy_phase(learner, rollout, on_stage=run.stage, on_epoch=run.log_epoch)
+            run.record = policy_phase(learner, rollout, on_stage=run.show, on_epoch=run.log_epoch)
 
         # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's
         # network, with a penalty on changes of π
@@ -41,7 +41,7 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
             run.record |= auxiliary_phase(
                 learner,
                 buffer,
-                on_stage=run.stage,
+                on_stage=run.show,
                 on_epoch=run.log_epoch,
                 before_epoch=run.maybe_checkpoint,
             )

@@ -188,7 +188,7 @@ class Learner:
             self.lr_multiplier = rate / ppo.learning_rate
         return record
 
-    def settings(self, phase: Phase) -> StepSettings:
+    def step_settings(self, phase: Phase) -> StepSettings:
         """Return optimizer, gradient clipping and averaging for the gradient steps of a phase."""
         config, world = self.config, self.executor.world
         # A single process needs no mean, and compiles the whole step.

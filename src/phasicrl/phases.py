@@ -379,14 +379,14 @@ def policy_phase(
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
         loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
-        step = executor.gradient_step(loss, learner.settings(phase))
+        step = executor.gradient_step(loss, learner.step_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
             means.add(*step(minibatch, kl_coef))
             learner.update_proximal_policy(phase)
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
         if update_policy and ppo.uses_kl:
-            kl = approx_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
+            kl = estimate_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
             record["losses/epoch_kl"] = kl
             kl_exceeded = ppo.target_kl is not None and kl > ppo.target_kl
         executor.wait()
@@ -466,7 +466,7 @@ def auxiliary_phase(
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
     step = executor.gradient_step(
-        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.settings("aux")
+        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.step_settings("aux")
     )
     while progress.epoch < aux.epochs:
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
@@ -539,7 +539,7 @@ def compute_dist_params(
 
 
 @torch.no_grad()
-def approx_kl(
+def estimate_kl(
     agent: Agent, samples: PolicySamples, *, executor: Executor, estimate: Literal["k1", "k3"]
 ) -> float:
     """Estimate the mean KL divergence between the behavior policy and the current policy."""

@@ -73,7 +73,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
 
 
 def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
+    monkeypatch.setattr(native, "envpool_bundles_qt", lambda: False)
     monkeypatch.setattr(native, "_try_load", lambda *_: False)
     monkeypatch.setattr(native, "find_wheel_folder", lambda: None)
     native.ensure_qt.cache_clear()
@@ -112,7 +112,7 @@ from pathlib import Path
 import tempfile
 real = native._try_load
 native._try_load = lambda name: name not in native.GRAPHICS_LIBRARIES and real(name)
-native.envpool_has_own_qt = lambda: True
+native.envpool_bundles_qt = lambda: True
 answer = [native.ensure_graphics()]
 for name in native.GRAPHICS_LIBRARIES:
     ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
@@ -130,7 +130,7 @@ def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
 
 
 @pytest.mark.skipif(
-    not native.envpool_has_own_qt(), reason="this EnvPool needs no graphics libraries"
+    not native.envpool_bundles_qt(), reason="this EnvPool needs no graphics libraries"
 )
 def test_envpool_works_with_the_stand_ins_and_does_not_end_the_process_when_it_draws() -> None:
     """Whether the machine has graphics libraries or not.
@@ -157,7 +157,7 @@ def test_graphics_libraries_that_are_there_are_used(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(native, "_try_load", lambda name: True)
     monkeypatch.setattr(native, "load_lazily", lambda *_: pytest.fail("a stand-in was loaded"))
     for own_qt, source in ((False, "not needed"), (True, "system")):
-        monkeypatch.setattr(native, "envpool_has_own_qt", lambda own_qt=own_qt: own_qt)
+        monkeypatch.setattr(native, "envpool_bundles_qt", lambda own_qt=own_qt: own_qt)
         native.ensure_graphics.cache_clear()
         assert native.ensure_graphics() == source
     native.ensure_graphics.cache_clear()

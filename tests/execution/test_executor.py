@@ -409,7 +409,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         run = open_run(setting(tmp_path, **changes))
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
-        settings = replace(run.learner.settings("policy"), mean=mean if others else None)
+        settings = replace(run.learner.step_settings("policy"), mean=mean if others else None)
         run.learner.start_iteration()
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
         step = run.executor.gradient_step(loss, settings)

@@ -75,9 +75,9 @@ def test_plain_lines_by_hand(clock: Clock) -> None:
     stream = io.StringIO()
     with shown(config(iterations=20), stream, env_steps=BATCH) as display:
         clock.now += 60  # environments, networks, compilers: they say nothing about the speed
-        display.progress("rollout")
+        display.show_stage("rollout")
         clock.now += 4
-        display.record(record, 2 * BATCH)
+        display.show_metrics(record, 2 * BATCH)
     assert stream.getvalue() == (
         " 10.0 %  256/2,560 steps  32 steps/s  return 12.3  length 1,234  entropy 2.75"
         "  kl 0.00421  expl.var nan  value loss -9.87e-06  0:01:12 left\n"
@@ -89,8 +89,8 @@ def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(clock: Clo
     with shown(config(iterations=100), stream) as display:
         for iteration in range(1, 24):  # 0.5 s each
             clock.now += 0.5
-            display.progress("rollout")
-            display.record({}, iteration * BATCH)
+            display.show_stage("rollout")
+            display.show_metrics({}, iteration * BATCH)
     percents = [float(line.split("%")[0]) for line in stream.getvalue().splitlines()]
     assert percents == [1, 5, 9, 13, 17, 21, 23]
 
@@ -113,7 +113,7 @@ def test_a_terminal_gets_the_live_display_where_somebody_can_watch(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with shown(config(choice), terminal) as display:
-        display.progress("rollout")
+        display.show_stage("rollout")
     assert ("\x1b[?25l" in terminal.getvalue()) == expected, "the cursor is hidden"
 
 
@@ -121,10 +121,10 @@ def test_files_and_pipes_get_plain_text_in_their_encoding(monkeypatch: pytest.Mo
     monkeypatch.setenv("FORCE_COLOR", "1")
     written = io.BytesIO()
     with shown(config("auto"), io.TextIOWrapper(written, encoding="ascii")) as display:
-        display.progress("rollout")
+        display.show_stage("rollout")
         display.message("runs/Größe [a] :x:" + 100 * "y" + "\x1b[31m")
         assert written.getvalue() == b"runs/Gr\\xf6\\xdfe [a] :x:" + 100 * b"y" + b"\\x1b[31m\n"
-        display.record({"losses/aux/kl_loss": 1e-9}, BATCH)
+        display.show_metrics({"losses/aux/kl_loss": 1e-9}, BATCH)
         assert b"aux kl 1e-09" in written.getvalue() and b"\x1b" not in written.getvalue()
 
 
@@ -134,25 +134,25 @@ def test_nothing_is_shown_where_there_is_no_stream(choice: str) -> None:
     closed.close()
     for stream in (None, closed):
         display = Display(config(choice), 0, stream)
-        display.progress("rollout")
+        display.show_stage("rollout")
         display.message("hello")
-        display.record({}, BATCH)
+        display.show_metrics({}, BATCH)
         display.close()
 
 
 def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
     """Two iterations, the second with an auxiliary phase, and the beginning of a third."""
     with shown(settings, terminal) as display:
-        display.progress("rollout")
+        display.show_stage("rollout")
         clock.now += 5
-        display.record({"charts/episodic_return_100": 21.5}, BATCH)
-        display.progress("rollout")
+        display.show_metrics({"charts/episodic_return_100": 21.5}, BATCH)
+        display.show_stage("rollout")
         display.message("checkpoint [saved]")
         clock.now += 5
-        display.progress("auxiliary 2/6")
-        display.record({"losses/aux/kl_loss": 0.004}, 2 * BATCH)
+        display.show_stage("auxiliary 2/6")
+        display.show_metrics({"losses/aux/kl_loss": 0.004}, 2 * BATCH)
         clock.now += 1
-        display.progress("rollout")
+        display.show_stage("rollout")
 
 
 def test_the_live_display_shows_the_stage_and_the_metrics(
@@ -181,5 +181,5 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(
     with shown(config("live"), terminal) as display:
         for _ in range(1000):
             clock.now += 0.001
-            display.progress("policy")
+            display.show_stage("policy")
     assert text_of(terminal).count("policy") <= 5

@@ -198,7 +198,7 @@ def test_of_several_processes_those_that_log_nothing_have_a_log(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # so that whatever is written would be seen
     with MetricsLog(None, config(console="plain", tensorboard=True, epochs=True)) as log:
-        log.progress("rollout")
+        log.show_stage("rollout")
         write_rows(log, 1, 1)
         log.message("hello")
         log.flush()
@@ -259,17 +259,17 @@ def test_a_display_that_fails_is_silenced_and_loses_no_signal(
         finally:
             raise error
 
-    monkeypatch.setattr(Display, "progress", draw)
+    monkeypatch.setattr(Display, "show_stage", draw)
     monkeypatch.setattr(console, "silence", lambda stream: None)
     with MetricsLog(tmp_path, config(console="plain")) as log:
-        log.progress("rollout")
+        log.show_stage("rollout")
         assert log._display.kind == "off"
         with pytest.raises(Interruption):
-            log.progress("interrupted")
+            log.show_stage("interrupted")
         try:
             raise Interruption  # one that is handled already is not raised again
         except Interruption:
-            log.progress("rollout")
+            log.show_stage("rollout")
 
 
 def test_wandb_gets_the_same_names_and_a_resumed_run_keeps_its_id(

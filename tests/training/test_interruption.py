@@ -94,14 +94,14 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
     expected: type[BaseException] = KeyboardInterrupt if number == signal.SIGINT else Preempted
     before = signal.getsignal(number)
     with pytest.raises(expected) as caught, start_run(config, make_env=corridor) as run:
-        stage = run.stage
+        stage = run.show
 
         def strike(name: str) -> None:
             stage(name)
             if run.env_steps >= 64 and name == where:
                 os.kill(os.getpid(), number)
 
-        run.stage = strike  # type: ignore[method-assign]
+        run.show = strike  # type: ignore[method-assign]
         learn(run)
     if isinstance(caught.value, Preempted):
         assert caught.value.code == 75 and str(caught.value) == number.name

@@ -49,7 +49,7 @@ def ensure_qt() -> str:
     Raises:
         ImportError: Qt cannot be loaded; the message has remedies.
     """
-    if not sys.platform.startswith("linux") or envpool_has_own_qt():
+    if not sys.platform.startswith("linux") or envpool_bundles_qt():
         return "not needed"
     if all(_try_load(name) for name in QT_LIBRARIES):
         return "system"
@@ -89,7 +89,7 @@ def ensure_graphics() -> str:
     Raises:
         ImportError: the stand-ins cannot be loaded; the message has remedies.
     """
-    if not sys.platform.startswith("linux") or not envpool_has_own_qt():
+    if not sys.platform.startswith("linux") or not envpool_bundles_qt():
         return "not needed"
     absent = {
         name: functions for name, functions in GRAPHICS_LIBRARIES.items() if not _try_load(name)
@@ -133,7 +133,7 @@ def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
     return library
 
 
-def envpool_has_own_qt() -> bool:
+def envpool_bundles_qt() -> bool:
     """Return whether EnvPool's wheel has Qt (since 1.2.7: `envpool.libs/libQt6Core…`)."""
     spec = importlib.util.find_spec("envpool")
     if spec is None or spec.origin is None:

@@ -72,7 +72,7 @@ class Display:
     def _task(self) -> Task:
         return self._bar.tasks[0]
 
-    def progress(self, stage: str) -> None:
+    def show_stage(self, stage: str) -> None:
         """Show the stage of the iteration; the first call starts the clock."""
         if not self._task.started:
             self._bar.start_task(self._id)
@@ -83,7 +83,7 @@ class Display:
             self._bar.refresh()
             self._shown_at = monotonic()
 
-    def record(self, values: Values, env_steps: int) -> None:
+    def show_metrics(self, values: Values, env_steps: int) -> None:
         """Show the metrics of an iteration, and those of the last auxiliary phase."""
         self._values.update(values)
         self._bar.update(self._id, completed=env_steps)

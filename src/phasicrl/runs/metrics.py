@@ -111,9 +111,9 @@ class MetricsLog:
         # The clock starts last: opening the sinks takes seconds.
         self._started = monotonic()
 
-    def progress(self, stage: str) -> None:
+    def show_stage(self, stage: str) -> None:
         """Show the stage of the iteration, such as `rollout` or `auxiliary 2/6`."""
-        self._show(lambda display: display.progress(stage))
+        self._show(lambda display: display.show_stage(stage))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
         """Write the metrics of one iteration to every sink.
@@ -126,7 +126,7 @@ class MetricsLog:
         values = self._append(METRICS_FILE, head, record)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._send(lambda sink: sink.write(finite, env_steps))
-        self._show(lambda display: display.record(values, env_steps))
+        self._show(lambda display: display.show_metrics(values, env_steps))
 
     def write_epoch(
         self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int

@@ -114,7 +114,7 @@ class Run:
     def collect(self, rollout: Rollout) -> Rollout:
         """Fill a rollout, count its steps, and return it."""
         self._iteration_started = time.perf_counter()
-        self.stage("rollout")
+        self.show("rollout")
         self.collector.collect(
             rollout, update_obs_norm_before_targets=self.learner.update_obs_norm_before_targets
         )
@@ -122,9 +122,9 @@ class Run:
         self._rollout_seconds = time.perf_counter() - self._iteration_started
         return rollout
 
-    def stage(self, name: str) -> None:
-        """Show the name of the stage that starts, on the console."""
-        self.log.progress(name)
+    def show(self, stage: str) -> None:
+        """Show the stage that starts on the console."""
+        self.log.show_stage(stage)
 
     def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
         """Write the metrics of a finished epoch if `log.epochs` is on.
@@ -155,7 +155,7 @@ class Run:
 
     def _evaluate(self) -> Record:
         """Evaluate a copy of the agent, and save its weights if they are the best so far."""
-        self.stage("evaluation")
+        self.show("evaluation")
         start = time.perf_counter()
         agent = copy.deepcopy(self.agent).cpu().eval()
         record = self._periodic_evaluation.evaluate(agent, self.env_steps)
