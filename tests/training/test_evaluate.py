@@ -134,7 +134,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[EnvConfig] = []
-    monkeypatch.setattr(of_runs, "make_envs", lambda config, **_: seen.append(config))
+    monkeypatch.setattr(of_runs, "make_envs", lambda config, seed, **_: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
@@ -165,7 +165,7 @@ def test_both_kinds_of_levels_one_after_the_other_and_their_gap(tmp_path: Path) 
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(of_runs, "make_envs", lambda _, seed, **__: seen.append(seed))
+    monkeypatch.setattr(of_runs, "make_envs", lambda config, seed, **_: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
     evaluation = {env for seed in seen for env in env_seeds(seed, 16)}
