@@ -33,7 +33,7 @@ class Keypad(gym.Env):
         return np.array([self.place == 0], np.float32), *result, {"action_mask": mask}
 
 
-config = get_preset("cartpole-masked-velocity-ppg")  # has an LSTM
+config = get_preset("cartpole-masked-velocity-ppg")  # it brings the LSTM
 config = replace(config, env=EnvConfig(id="keypad", num_envs=16), total_env_steps=25_000)
 run = train(config, make_env=Keypad)
 print(evaluate(run.directory, episodes=50, make_env=Keypad)[0].mean_return, "of 12 points")

@@ -72,9 +72,9 @@ def step_(
     gradient_of = dict(zip(map(id, parameters), gradients, strict=True))
     for group in optimizer.param_groups:
         if members := [p for p in group["params"] if id(p) in gradient_of]:
-            theirs = [gradient_of[id(parameter)] for parameter in members]
+            grads = [gradient_of[id(parameter)] for parameter in members]
             state = get_moments(optimizer, members)
-            adam_(members, theirs, state, group, rate=group["lr"], apply_if=apply_if, foreach=True)
+            adam_(members, grads, state, group, rate=group["lr"], apply_if=apply_if, foreach=True)
 
 
 def get_moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:

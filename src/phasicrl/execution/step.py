@@ -146,7 +146,7 @@ class CompiledUpdate:
             return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
         self._members = [sorted(indices(group["params"])) for group in self._groups]
-        self._networks = [found for part in settings.networks if (found := indices(part))]
+        self._networks = [group for part in settings.networks if (group := indices(part))]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]

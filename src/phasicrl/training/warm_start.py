@@ -27,31 +27,31 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     Raises:
         ValueError: the directory is not a run directory, has no weights yet, or none that match.
     """
-    files, own = RunDirectory(Path(directory)), agent.state_dict()
-    theirs = files.weights()
-    if bad := [name for name, tensor in theirs.items() if not tensor.isfinite().all()]:
+    files, new = RunDirectory(Path(directory)), agent.state_dict()
+    old = files.weights()
+    if bad := [name for name, tensor in old.items() if not tensor.isfinite().all()]:
         raise ValueError(
             f"init_from is {directory}, whose weights are not finite ({bad[0]}); "
             "expected a run that has not diverged"
         )
-    fits = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
+    fits = {name for name in new.keys() & old.keys() if new[name].shape == old[name].shape}
     weights = {name for name, _ in agent.named_parameters()}
     if not fits & weights:
         raise ValueError(f"init_from is {directory}; none of its weights fits this network")
     groups: dict[str, set[str]] = defaultdict(set)
-    for name in (own.keys() | theirs.keys()) - weights:
+    for name in (new.keys() | old.keys()) - weights:
         groups[name.rpartition(".")[0].removesuffix(".moments")].add(name)
     for owner, statistics in groups.items():
         if not statistics <= fits:
             fits -= statistics
             if owner == "value_normalizer":  # the heads' outputs are in its units
                 fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
-    agent.load_state_dict({name: theirs[name] for name in fits}, strict=False)
-    message = f"loaded {len(fits)} of {len(own)} tensors from {directory}"
-    for what, tensors in (("as initialized", own), ("not used", theirs)):
+    agent.load_state_dict({name: old[name] for name in fits}, strict=False)
+    message = f"loaded {len(fits)} of {len(new)} tensors from {directory}"
+    for what, tensors in (("as initialized", new), ("not used", old)):
         names = [f"{name} {list(tensors[name].shape)}" for name in tensors if name not in fits]
         message += f"; {what}: {', '.join(names)}" if names else ""
-    normalizers = [{name for name in each if name.startswith(_OBS_NORM)} for each in (own, theirs)]
+    normalizers = [{name for name in each if name.startswith(_OBS_NORM)} for each in (new, old)]
     if normalizers[0] == normalizers[1]:
         return [message]
     statistics = files.config.obs_norm.statistics
