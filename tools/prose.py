@@ -26,12 +26,14 @@ def find_problems(path: Path, text: str) -> Iterator[str]:
     """Yield a message for each word that is not plain English."""
     is_test = "tests" in path.parts
     for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
-        name = node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
-        if is_test and (found := WORDS.search(name.replace("_", " "))):
-            yield f"{path}:{node.lineno}: {name} has {found[0]!r}"
-        value = node.value if isinstance(node, ast.Expr) else None
-        if not is_test and isinstance(value, ast.Constant) and FIRST.match(str(value.value)):
-            yield f"{path}:{node.lineno}: the docstring begins {str(value.value).split()[0]!r}"
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found = WORDS.search(node.name.replace("_", " "))
+            if is_test and found:
+                yield f"{path}:{node.lineno}: {node.name} has {found[0]!r}"
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found = FIRST.match(str(node.value.value))
+            if found and not is_test:
+                yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}"
     for number, line in enumerate(text.splitlines() if not is_test else (), start=1):
         if found := WORDS.search(line):
             yield f"{path}:{number}: {found[0]!r}; use the word of the field"
