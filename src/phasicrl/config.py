@@ -790,7 +790,7 @@ def check_imports(config: Config) -> None:
         if module and module not in sys.modules:
             raise ValueError(
                 f"the configuration imports the module {module}; expected one that is imported "
-                "already. If you trust it, import it first (--import on the command line)"
+                f"already. If you trust it, import it first, or add --import {module}"
             )
 
 
