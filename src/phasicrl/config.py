@@ -795,7 +795,7 @@ def check_imports(config: Config) -> None:
 
 
 @functools.cache
-def field_texts(group: type) -> dict[str, str]:
+def field_texts(group: type) -> Mapping[str, str]:
     """Return the text below each option of a group in this file, by option."""
     (tree,) = ast.parse(inspect.getsource(group)).body
     assert isinstance(tree, ast.ClassDef)
