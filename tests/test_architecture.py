@@ -117,11 +117,11 @@ phasicrl.presets: PRESETS
 phasicrl.runs.directory: RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
 phasicrl.system.machine: num_cores optional_module
-phasicrl.system.signals: Signals when_parent_ends
+phasicrl.system.signals: Signals watch_parent
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run
 phasicrl.training.evaluate: Evaluation SavedAgent
-phasicrl.training.evaluation: play play_episodes
+phasicrl.training.evaluation: run_agent run_episodes
 """
 """Modules and names of the core that the lab imports."""
 

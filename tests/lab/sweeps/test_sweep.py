@@ -101,7 +101,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
         ({"ppo.lerning_rate": [1]}, "did you mean 'ppo.learning_rate'?"),
         ({"seed": [1, 2]}, "seed is set by the sweep"),
         ({"env.id": ["procgen:starpilto"]}, "did you mean"),
-        ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "if you trust it, add --import sent_with_it"),
+        ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "add --import sent_with_it"),
         ({"init_from": ["nowhere"]}, "nowhere is not a run directory"),
     ],
 )

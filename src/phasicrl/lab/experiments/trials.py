@@ -312,7 +312,7 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
     """Train or resume a run with options of `train`; leave a diverged run as it is."""
 
     def find_diverged() -> RunDirectory | None:
-        return next((run for run in RunDirectory.of(config)[-1:] if "diverged" in run.card), None)
+        return next((run for run in RunDirectory.find(config)[-1:] if "diverged" in run.card), None)
 
     if run := find_diverged():
         return run

@@ -27,7 +27,7 @@ from phasicrl.lab.export.graph import PolicyGraph, name_inputs
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.system.machine import optional_module
 from phasicrl.training.evaluate import Evaluation, SavedAgent
-from phasicrl.training.evaluation import play_episodes
+from phasicrl.training.evaluation import run_episodes
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -295,4 +295,4 @@ def play_exported(
             return torch.from_numpy(outputs["action"]), torch.as_tensor(state)
 
         state = torch.zeros(envs.num_envs, policy.metadata["state_size"])
-        return Evaluation("greedy", *play_episodes(act, envs, state, episodes=episodes), levels)
+        return Evaluation("greedy", *run_episodes(act, envs, state, episodes=episodes), levels)

@@ -109,7 +109,7 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     """Write configuration, card, weights and metrics of a run."""
     run, files = saved.files, RunDirectory(folder)
     files.write_config(replace(saved.config, output_dir="runs", init_from=None))
-    env_steps = run.steps_of_weights(weights)
+    env_steps = run.weights_env_steps(weights)
     fields = {name: value for name, value in run.card.items() if name in _CARD_FIELDS}
     files.write_card(fields | {"env_steps": env_steps})
     files.save_weights(run.weights(weights), env_steps=env_steps)

@@ -26,7 +26,7 @@ from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent
 from phasicrl.system.machine import optional_module
 from phasicrl.training.evaluate import Evaluation, SavedAgent
-from phasicrl.training.evaluation import play
+from phasicrl.training.evaluation import run_agent
 
 MakeEnvs = Callable[[SavedAgent], Any]
 """Function that makes the environments of an agent."""
@@ -84,7 +84,7 @@ def film_episodes(
         def on_step(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
-        played = play(
+        played = run_agent(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
             on_choice=on_choice, on_step=on_step, on_last=on_last,
             precision=saved.config.compute.policy_precision,
