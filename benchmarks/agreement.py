@@ -1,7 +1,8 @@
 """Measure how far our numbers differ from those of the reference codes' own programs.
 
 usage: python benchmarks/agreement.py [--openai-ppg FOLDER] [--cleanrl FOLDER] [--sb3]
-    [--spinning-up FOLDER] [--baselines FOLDER] [--output FILE] [--mistake 1e-9]
+    [--rsl-rl FOLDER] [--spinning-up FOLDER] [--baselines FOLDER] [--output FILE]
+    [--mistake 1e-9]
 
 FOLDER is a checkout of the reference. Nothing of it is changed or copied: it is imported, with
 stand-ins for what does not install (references/). Stable-Baselines3, and gym 0.23.1 for CleanRL's
@@ -48,6 +49,7 @@ REFERENCES = {
     "openai-ppg": "https://github.com/openai/phasic-policy-gradient",
     "cleanrl": "https://github.com/vwxyzjn/cleanrl",
     "sb3": "https://github.com/DLR-RM/stable-baselines3",
+    "rsl-rl": "https://github.com/leggedrobotics/rsl_rl",
     "spinning-up": "https://github.com/openai/spinningup",
     "baselines": "https://github.com/openai/baselines",
 }
@@ -230,13 +232,14 @@ def main(
     openai_ppg: Path | None = None,
     cleanrl: Path | None = None,
     sb3: bool = False,
+    rsl_rl: Path | None = None,
     spinning_up: Path | None = None,
     baselines: Path | None = None,
     output: Path | None = None,
     mistake: float = 0.0,
 ) -> None:
     """Compare with the references given, print the table, and write all rows as JSON."""
-    folders = (openai_ppg, cleanrl, Path("-") if sb3 else None, spinning_up, baselines)
+    folders = (openai_ppg, cleanrl, Path("-") if sb3 else None, rsl_rl, spinning_up, baselines)
     given = {name: path for name, path in zip(REFERENCES, folders, strict=True) if path}
     os.environ[MISTAKE] = str(mistake)  # read by the processes that run the two sides
     about = describe(given)  # before anything can be edited

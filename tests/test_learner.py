@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from phasicrl.config import ObsNormConfig, RewardNormConfig
 from phasicrl.models.diagnostics import dormant_fraction
-from tests.helpers import open_run, tiny
+from tests.helpers import open_run, tiny, tiny_aux
 
 
 def test_rewards_are_clipped_on_both_sides(tmp_path: Path) -> None:
@@ -25,12 +26,28 @@ def test_rewards_are_clipped_on_both_sides(tmp_path: Path) -> None:
     assert reward[0, :4].tolist() == [-1, 0.5, 1, 0] and not record
 
 
-def test_the_learning_rate_follows_the_kl(tmp_path: Path) -> None:
-    changes = {"ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 0.01, "ppo.learning_rate": 2e-3}
-    learner = open_run(tiny(tmp_path).with_updates(changes)).learner
-    for kl, rate in ((1.0, 2e-3 / 1.5), (1.0, 2e-3 / 1.5**2), (0.001, 2e-3 / 1.5)):
-        learner.adapt_to_kl(kl)
-        assert learner.start_iteration()["charts/learning_rate"] == pytest.approx(rate)
+@pytest.mark.parametrize("optimizer", ["own", "shared"])
+def test_the_learning_rate_follows_the_kl_in_the_policy_phase(
+    tmp_path: Path, optimizer: Literal["own", "shared"]
+) -> None:
+    """An auxiliary optimizer of its own keeps its rate."""
+    changes = {
+        "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 0.01, "ppo.learning_rate": 2e-3,
+        "ppo.value_learning_rate": 4e-3, "ppo.policy_epochs": 2, "ppo.value_epochs": 1,
+    }  # fmt: skip
+    aux = tiny_aux(optimizer=optimizer, learning_rate=1e-3)
+    learner = open_run(tiny(tmp_path, aux=aux).with_updates(changes)).learner
+    learner.start_iteration()
+    for kl, factor in ((1.0, 1 / 1.5), (0.01, 1 / 1.5), (1.0, 1 / 1.5**2), (1e-3, 1 / 1.5)):
+        learner.adapt_learning_rate(kl)
+        rates = {
+            name: [group["lr"] for group in adam.param_groups]
+            for name, adam in learner.optimizers.items()
+        }
+        expected = pytest.approx([2e-3 * factor, 4e-3 * factor])
+        assert rates["policy"] == rates["value"] == expected
+        assert rates["aux"] == ([1e-3, 1e-3] if optimizer == "own" else rates["policy"])
+    assert learner.start_iteration()["charts/learning_rate"] == pytest.approx(2e-3 / 1.5)
 
 
 def test_dormant_units_by_hand() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Generator, Tensor
+from torch.distributions import Categorical, kl_divergence
 
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
@@ -222,6 +225,42 @@ def test_policy_epochs_stop_early(tmp_path: Path, value_path: str, order: str) -
 def test_policy_epochs_go_on_while_the_divergence_is_small(tmp_path: Path) -> None:
     run = filled(with_ppo(tmp_path, policy_epochs=3, value_epochs=3, target_kl=1e9))
     assert stages(run, samples_of(run)) == ["policy"] * 3
+
+
+def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: Path) -> None:
+    """Against PyTorch's own divergence from the policy before the phase, weighted."""
+    options = {"learning_rate": 3e-3, "schedule": "adaptive_kl", "schedule_kl": 3e-4}
+    run = filled(with_ppo(tmp_path, num_minibatches=4, policy_epochs=3, value_epochs=2, **options))
+    weight = torch.tensor([2.0, 0.0]).repeat(4, 4)
+    agent, make, rate = run.agent, run.executor.gradient_step, 3e-3
+    behavior, found, expected = copy.deepcopy(agent), [], []
+
+    def spied(loss: Any, settings: StepSettings) -> Any:
+        step = make(loss, settings)
+
+        def checked(minibatch: Minibatch[PolicySamples], *coefficients: Tensor) -> Any:
+            nonlocal rate
+            if settings.phase == "policy":
+                piece = minibatch.gather()
+                inputs = piece.obs, piece.first, piece.state, piece.action_mask
+                with torch.no_grad():
+                    old, new = (
+                        Categorical(logits=each.policy(*inputs)[0].dist_params)
+                        for each in (behavior, agent)
+                    )
+                assert piece.weight is not None
+                kl = float((kl_divergence(old, new) * piece.weight).mean())
+                rate *= 1 / 1.5 if kl > 6e-4 else 1.5 if 0 < kl < 1.5e-4 else 1
+                expected.append(rate)
+                found.append(settings.optimizer.param_groups[0]["lr"])
+            return step(minibatch, *coefficients)
+
+        return checked
+
+    with patch.object(run.executor, "gradient_step", spied):
+        learn_from(run, samples_of(run, weight))
+    assert found == pytest.approx(expected) and len(found) == 12
+    assert max(found) > 3e-3 and any(after < before for before, after in pairwise(found))
 
 
 def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:

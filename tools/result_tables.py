@@ -506,6 +506,7 @@ PROGRAMS = {
     "openai-ppg": "OpenAI PPG",
     "cleanrl": "CleanRL",
     "sb3": "Stable-Baselines3",
+    "rsl-rl": "rsl_rl",
     "spinning-up": "Spinning Up",
     "baselines": "Baselines",
 }

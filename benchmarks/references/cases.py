@@ -102,6 +102,21 @@ _SPINNING_UP = {
     "policy_head.linear": ("pi.mu_net.4",),
     "policy_head.log_std": ("pi.log_std",), "value_head": ("v.v_net.4",),
 }  # fmt: skip
+_RSL_RL = {
+    "encoder": ("actor.mlp.0", "actor.mlp.2"), "policy_head.linear": ("actor.mlp.4",),
+    "policy_head.log_std": ("actor.distribution.log_std_param",),
+    "value_encoder": ("critic.mlp.0", "critic.mlp.2"), "value_head": ("critic.mlp.4",),
+}  # fmt: skip
+# One update: from the second on, rounding decides whether the KL of the first minibatch, before any
+# step, is 0, which leaves the learning rate alone, or above, which raises it.
+_LEGGED = {
+    "ppo.policy_epochs": 1, "ppo.value_epochs": 1, "ppo.num_minibatches": 32,
+    "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 0.02, "ppo.learning_rate": 1e-3,
+    "ppo.adam_eps": 1e-8, "ppo.advantage_norm": "batch", "ppo.advantage_std": "unbiased",
+    "ppo.value_coef": 2.0, "ppo.value_clip": 0.2, "ppo.entropy_coef": 0.01,
+    "ppo.max_grad_norm": 1.0, "ppo.grad_norm_of": "networks", "ppo.bootstrap_truncation": False,
+    "obs_norm.statistics": "none", "reward_norm.per": "none",
+}  # fmt: skip
 _START = (
     "running moments begin there with a variance of 1 that counts as 1e-4 samples, "
     "and with nothing here"
@@ -177,6 +192,12 @@ CASES = (
     Case(
         "PPO", "sb3", "PPO", "compat-sb3-ppo", _SB3, 3, 2, 128,
         {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=32,
+    ),
+    Case(
+        "PPO, adaptive learning rate", "rsl-rl", "algorithms/ppo.py",
+        "compat-cleanrl-ppo-continuous", _RSL_RL, 1, 4, 64,
+        {"spaces": (VECTOR, FORCES), "ends": "rules"}, _LEGGED, {"desired_kl": 0.02},
+        minibatches=32, initial=False,
     ),
     SPINNING_UP,
     replace(SPINNING_UP, name="ppo, without 1e-8", iterations=1, as_it_is=True, by_design=_EPSILON),

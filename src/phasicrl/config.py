@@ -321,7 +321,7 @@ class PPOConfig(_Group):
     """Learning-rate schedule.
     `constant`: no change (OPPG).
     `linear`: decay to zero (Baselines).
-    `adaptive_kl`: by the KL, once per iteration and for all optimizers (after rsl_rl)."""
+    `adaptive_kl`: by the analytic KL of each minibatch, before its gradient step (rsl_rl)."""
     schedule_kl: _Float = 0.01
     """Target KL of `adaptive_kl`, which changes the rate by factors of 1.5 (rsl_rl)."""
     adam_betas: tuple[_Decay, _Decay] = (0.9, 0.999)
@@ -365,9 +365,8 @@ class PPOConfig(_Group):
 
     @property
     def uses_kl(self) -> bool:
-        """Return whether the KL after an epoch is used to stop, penalize or adapt."""
-        has_target = self.target_kl is not None or self.kl_penalty_target is not None
-        return has_target or self.schedule == "adaptive_kl"
+        """Return whether the KL after an epoch is used to stop or penalize."""
+        return self.target_kl is not None or self.kl_penalty_target is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,7 +48,7 @@ class Learner:
         advantage_moments: running moments of the advantages; None if each batch has its own.
         iteration: number of policy phases so far.
         kl_coef: weight of the KL penalty.
-        lr_multiplier: factor of all learning rates, adapted to the KL.
+        lr_multiplier: factor of the policy phase's learning rates, adapted to the KL.
     """
 
     def __init__(
@@ -101,13 +101,9 @@ class Learner:
 
     def start_iteration(self) -> Record:
         """Count the iteration, set the learning rates, and return those of the policy phase."""
-        # Schedules are functions of the spent share of the budget.
-        progress = self.iteration * self.config.batch_size / self.config.budget
         self.iteration += 1
         self._previous_moments = copy.deepcopy(self.advantage_moments)
-        for name, optimizer in self.optimizers.items():
-            for network, group in enumerate(optimizer.param_groups):
-                group["lr"] = self._learning_rate(name, network, progress)
+        self._set_learning_rates()
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
         record = {"charts/learning_rate": rates[0]}
         if self.config.ppo.value_learning_rate is not None:
@@ -175,18 +171,21 @@ class Learner:
         precision, world = self.executor.precision("policy"), self.executor.world
         return network_diagnostics(self.agent, obs, precision=precision, world=world)
 
-    def adapt_to_kl(self, kl: float) -> Record:
-        """Adapt the KL penalty and the learning rate, and return the weight used so far."""
-        ppo, record = self.config.ppo, {}
-        if ppo.kl_penalty_target is not None:
-            record["losses/kl_penalty"] = self.kl_coef
-            coef = objectives.adapt_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
-            self.kl_coef = coef
-        if ppo.schedule == "adaptive_kl":
-            rate = ppo.learning_rate * self.lr_multiplier
-            rate = objectives.adapt_learning_rate(rate, kl, target=ppo.schedule_kl)
-            self.lr_multiplier = rate / ppo.learning_rate
-        return record
+    def adapt_learning_rate(self, kl: float) -> None:
+        """Adapt the learning rates of the policy phase to the KL of a minibatch."""
+        ppo = self.config.ppo
+        rate = ppo.learning_rate * self.lr_multiplier
+        rate = objectives.adapt_learning_rate(rate, kl, target=ppo.schedule_kl)
+        self.lr_multiplier = rate / ppo.learning_rate
+        self._set_learning_rates()
+
+    def adapt_kl_penalty(self, kl: float) -> Record:
+        """Adapt the weight of the KL penalty to the KL of an epoch, and return the old weight."""
+        used, target = self.kl_coef, self.config.ppo.kl_penalty_target
+        if target is None:
+            return {}
+        self.kl_coef = objectives.adapt_kl_coef(used, kl, target=target)
+        return {"losses/kl_penalty": used}
 
     def step_settings(self, phase: Phase) -> StepSettings:
         """Return optimizer, gradient clipping and averaging for the gradient steps of a phase."""
@@ -229,13 +228,17 @@ class Learner:
             optimize.restore_layout_(optimizer)
         self.generator.set_state(state["generator"])
 
-    def _learning_rate(self, optimizer: str, network: int, progress: float) -> float:
-        """Return an optimizer's learning rate for one network at a share of the budget."""
-        ppo, aux = self.config.ppo, self.config.aux
-        rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
-        if optimizer == "aux" and aux.optimizer == "own":
-            rate = aux.learning_rate
-        return rate * (1 - progress) if ppo.schedule == "linear" else rate * self.lr_multiplier
+    def _set_learning_rates(self) -> None:
+        """Set the learning rate of each optimizer and network."""
+        config, ppo, aux = self.config, self.config.ppo, self.config.aux
+        # Schedules are functions of the spent share of the budget, or of the KL.
+        progress = (self.iteration - 1) * config.batch_size / config.budget
+        for name, optimizer in self.optimizers.items():
+            is_own = name == "aux" and aux.optimizer == "own"
+            for network, group in enumerate(optimizer.param_groups):
+                rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
+                rate = aux.learning_rate if is_own else rate * self.lr_multiplier
+                group["lr"] = rate * (1 - progress) if ppo.schedule == "linear" else rate
 
 
 def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:

@@ -193,7 +193,7 @@ def adapt_kl_coef(coef: float, kl: float, *, target: float) -> float:
 
 
 def adapt_learning_rate(rate: float, kl: float, *, target: float) -> float:
-    """Return the learning rate for the next iteration.
+    """Return the learning rate for the next gradient step.
 
     The rate is divided by 1.5 above `2 target` and multiplied by 1.5 below `target / 2`, within
     [1e-5, 1e-2]. A rate outside of that never moves further out; unlike in rsl_rl, it is not set to
@@ -203,8 +203,8 @@ def adapt_learning_rate(rate: float, kl: float, *, target: float) -> float:
     Source: rsl_rl ppo.py:246-249.
 
     Args:
-        rate: learning rate of this iteration.
-        kl: KL divergence of this iteration.
+        rate: learning rate so far.
+        kl: mean KL divergence of a minibatch.
         target: target of the KL divergence.
     """
     if kl > 2 * target:

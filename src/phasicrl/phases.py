@@ -351,9 +351,10 @@ def policy_phase(
     samples, target_record = _compute_targets_and_update_value_norm(learner, rollout, reward)
     record |= target_record | learner.network_diagnostics(rollout)
 
-    # Store the old policy for an exact KL penalty, and the old values for value clipping:
-    # recomputed values overwrite the rollout's.
-    is_exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
+    # Store the old policy for an exact KL, and the old values for value clipping: recomputed
+    # values overwrite the rollout's.
+    is_exact = (learner.kl_coef and ppo.kl_estimate == "exact") or ppo.schedule == "adaptive_kl"
+    is_exact = is_exact and learner.proximal is None
     old_dist_params = compute_dist_params(agent, samples, executor=executor) if is_exact else None
     old = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
     samples = dataclasses.replace(samples, **old)
@@ -381,6 +382,7 @@ def policy_phase(
         loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
         step = executor.gradient_step(loss, learner.step_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
+            _adapt_learning_rate(learner, minibatch, phase)
             means.add(*step(minibatch, kl_coef))
             learner.update_proximal_policy(phase)
 
@@ -393,9 +395,9 @@ def policy_phase(
         seconds["time/policy" if update_policy else "time/value"] += perf_counter() - start
         on_epoch(phase, epoch, means)
 
-    # Adapt the KL penalty and the learning rate to the KL of the last epoch.
+    # Adapt the KL penalty to the KL of the last epoch.
     if "losses/epoch_kl" in record:
-        record |= learner.adapt_to_kl(record["losses/epoch_kl"])
+        record |= learner.adapt_kl_penalty(record["losses/epoch_kl"])
     # An auxiliary phase normalizes observations as its last rollout did, and updates then.
     if not learner.is_auxiliary_phase_due:
         learner.update_observation_statistics(rollout)
@@ -421,6 +423,24 @@ def _shuffled_minibatches(
         params = compute_dist_params(proximal.agent, minibatch.source, executor=learner.executor)
         source = dataclasses.replace(minibatch.source, old_dist_params=params)
         yield dataclasses.replace(minibatch, source=source)
+
+
+@torch.no_grad()
+def _adapt_learning_rate(
+    learner: Learner, minibatch: Minibatch[PolicySamples], phase: Phase
+) -> None:
+    """With `adaptive_kl`, adapt the learning rate to the KL of the minibatch before its step.
+
+    The KL is from the behavior policy, or from the proximal policy of PPO-EWMA.
+    """
+    if learner.config.ppo.schedule != "adaptive_kl" or phase != "policy":
+        return
+    agent, executor, samples = learner.agent, learner.executor, minibatch.gather()
+    assert samples.old_dist_params is not None, "parameters of the old policy are missing"
+    params = compute_dist_params(agent, samples, executor=executor)
+    policy, old_policy = map(agent.policy_head.distribution, (params, samples.old_dist_params))
+    kl = float(objectives.mean(policy.kl_from(old_policy), samples.weight))
+    learner.adapt_learning_rate(executor.world.average_record({"kl": kl})["kl"])
 
 
 def auxiliary_phase(

@@ -370,23 +370,12 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
     assert row["charts/value_learning_rate"] == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(
-    ("metric", "knobs", "expected"),
-    [
-        ("charts/learning_rate", {"ppo.schedule_kl": 1e-9}, [1e-3, 1e-3 / 1.5, 1e-3 / 1.5**2]),
-        ("charts/learning_rate", {"ppo.schedule_kl": 1e9}, [1e-3, 1e-3 * 1.5, 1e-3 * 1.5**2]),
-        ("losses/kl_penalty", {"ppo.kl_penalty": 0.5, "ppo.kl_penalty_target": 1e-9}, [0.5, 1, 2]),
-    ],
-)
-def test_the_rate_and_the_weight_of_the_penalty_follow_the_divergence(
-    tmp_path: Path, metric: str, knobs: dict[str, Any], expected: list[float]
-) -> None:
-    rate = metric == "charts/learning_rate"
-    knobs |= {"ppo.learning_rate": 1e-3, "ppo.schedule": "adaptive_kl"} if rate else {}
-    config = tiny(tmp_path, total_env_steps=96).with_updates(knobs)
-    run = train(config, make_env=corridor)
-    assert [row[metric] for row in run.files.metrics()] == pytest.approx(expected)
-    assert all("losses/epoch_kl" in row for row in run.files.metrics())
+def test_the_weight_of_the_penalty_follows_the_divergence(tmp_path: Path) -> None:
+    changes = {"ppo.kl_penalty": 0.5, "ppo.kl_penalty_target": 1e-9}
+    config = tiny(tmp_path, total_env_steps=96).with_updates(changes)
+    rows = train(config, make_env=corridor).files.metrics()
+    assert [row["losses/kl_penalty"] for row in rows] == [0.5, 1, 2]
+    assert all("losses/epoch_kl" in row for row in rows)
 
 
 class Steady(gym.Env[np.ndarray, np.int64]):

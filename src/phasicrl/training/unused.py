@@ -46,7 +46,7 @@ def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, s
     need(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
     need(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
     need(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
-    need(ppo.uses_kl, "ppo.target_kl, ppo.kl_penalty_target or adaptive_kl", "ppo.epoch_kl")
+    need(ppo.uses_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
     need(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
     need(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
          "ppo.advantage_norm batch and ppo.collect_by steps", "ppo.advantage_decay")
