@@ -738,7 +738,7 @@ TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
     "speed": ("work|ours|steps/s|theirs|steps/s|ratio", speed),
     "speed-in-short": ("work|phasicrl, steps/s|other|steps/s|ratio", short_speed),
     "bench": (
-        "|steps/s (slowest to fastest)|of the bare networks, not as one call|GFLOP/s|where the "
+        "|steps/s (slowest to fastest)|of the bare networks, uncompiled|GFLOP/s|where the "
         "time goes|memory of the process", bench),
     "pieces": (
         "micro-batch|fp32, images/s forward and backward|bf16|error of bf16: features|gradients",

@@ -123,7 +123,7 @@ _START = (
 )
 _STALE = (
     "its first auxiliary step of each phase takes the last policy gradient along, "
-    "which nobody has set to zero: a bug"
+    "which is not set to zero: a bug"
 )
 _EPSILON = "ours adds 1e-8 to the deviation that advantages are divided by, and theirs adds nothing"
 

@@ -143,7 +143,7 @@ def test_malicious_files_are_not_executed(tmp_path: Path, fault: Fault, stopped:
 
 
 @pytest.mark.long
-@pytest.mark.fault("F-17", "two resumes at once: one goes on, the other says who holds it", 1, 50)
+@pytest.mark.fault("F-17", "two resumes at once: one continues, the other names its holder", 1, 50)
 def test_two_resumes_at_once(tmp_path: Path, fault: Fault) -> None:
     whole = tmp_path / "whole"
     finish(whole, begin_or_resume, whole, "ppg")

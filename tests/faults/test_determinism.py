@@ -46,8 +46,8 @@ def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> No
     plain = small(tmp_path / "plain", "ppg").with_updates({"total_env_steps": 640})
     expected = _trained(plain)
     for number in fault:
-        name, knobs = list(WATCHED.items())[number]
-        config = plain.with_updates(knobs | {"output_dir": str(tmp_path / str(number))})
+        name, changes = list(WATCHED.items())[number]
+        config = plain.with_updates(changes | {"output_dir": str(tmp_path / str(number))})
         assert _is_same(expected, _trained(config, evaluated=name == "evaluations")), name
 
 
@@ -81,7 +81,7 @@ MAY_CHANGE: dict[str, Any] = {
 
 
 @pytest.mark.fault(
-    "F-18", "a knob changed before a resume: refused with both values, or allowed", 15, 15
+    "F-18", "an option changed before a resume: refused with both values, or allowed", 15, 15
 )
 def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path, fault: Fault) -> None:
     folder = train(small(tmp_path, "ppg"), on_iteration=stop_at(2)).directory

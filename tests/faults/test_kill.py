@@ -92,7 +92,7 @@ def test_killed_before_an_operation_on_the_disk(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.fault("F-06", "a full or broken disk: training goes on, nothing is lost", 4, 10_000)
+@pytest.mark.fault("F-06", "a full or broken disk: training continues, nothing is lost", 4, 10_000)
 def test_a_disk_that_refuses_an_operation(
     tmp_path: Path, code: int, fault: Fault, is_full: bool
 ) -> None:

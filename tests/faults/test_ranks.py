@@ -258,7 +258,7 @@ def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_ful
 
 @pytest.mark.long
 @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 4)])
-@pytest.mark.fault("F-03", "another number of processes goes on, and says so", 1, 1)
+@pytest.mark.fault("F-03", "another number of processes continues, with a message", 1, 1)
 def test_another_number_of_ranks_resumes(
     tmp_path: Path, before: int, now: int, fault: Fault, is_full: bool
 ) -> None:
