@@ -520,7 +520,7 @@ AGREEMENT = {
         "value targets",
     ),
     "loss of every gradient step": ("losses",),
-    "weights, by how far they have moved": ("weights after",),
+    "weights, by how far they have moved; learning rate": ("weights after", "learning rate"),
     "Adam's moments": ("Adam's",),
 }
 """Columns of its table, with beginnings of the quantities that are in each."""
