@@ -79,7 +79,7 @@ def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleT
         found, start, dealt = side.quantities(case, None)
         assert len(dealt) == orders and start
         wanted = {row["quantity"] for row in RESULT["rows"] if row["program"] == program}
-        assert wanted == {name.split("|")[1] for name in found.arrays}
+        assert wanted <= {name.split("|")[1] for name in found.arrays}
         assert all(np.isfinite(value).all() for value in found.arrays.values())
     again, _, _ = side.quantities(case, start)
     assert all(np.array_equal(value, again.arrays[name]) for name, value in found.arrays.items())

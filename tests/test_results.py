@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
-from phasicrl.presets import PRESETS
+from phasicrl.presets import PRESETS, TRAINED
 from tools import reference_pages, result_tables
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -33,6 +33,18 @@ def files(folder: Path) -> dict[str, list[dict[str, str]]]:
 
 REPORTED = files(RESULTS) | files(RESULTS / "suites")
 SELECTION = files(RESULTS / "selection")
+
+
+def test_the_returns_of_presets_are_those_of_their_runs() -> None:
+    found: dict[str, list[float]] = {}
+    for rows in REPORTED.values():
+        for row in rows:
+            if row.get("preset") in PRESETS and "greedy_mean" in row:
+                found.setdefault(row["preset"], []).append(float(row["greedy_mean"]))
+    assert {
+        name: (len(returns), float(f"{sum(returns) / len(returns):.4g}"))
+        for name, returns in found.items()
+    } == TRAINED
 
 
 def test_reported_runs_have_seeds_on_which_nothing_was_chosen_and_a_commit() -> None:

@@ -104,9 +104,8 @@ class Side:
         def put_state(phase: str) -> None:
             i = learner.iteration
             found.put_state(i, weights, start, optimizers, phase)
-            if learner.config.ppo.schedule == "adaptive_kl":
-                rate = adams["policy"].param_groups[0]["lr"]
-                found.put(i, f"learning rate after the {phase}", rate)
+            rate = adams["policy"].param_groups[0]["lr"]
+            found.put(i, f"learning rate after the {phase}", rate)
             found.put(i, f"losses of the {phase}'s steps", losses)
             losses.clear()
 

@@ -24,7 +24,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from phasicrl.config import Config, check_imports, field_texts, format_value
 from phasicrl.config_io import escape_control_chars, nearest_name, read_options
-from phasicrl.presets import PRESETS, differences, get_preset
+from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
 
 if TYPE_CHECKING:
     from phasicrl.training.evaluate import Evaluation
@@ -357,8 +357,11 @@ def print_evaluations(results: list[Evaluation]) -> None:
 
 
 def _preset_lines() -> list[str]:
-    """Return a line with name and summary for each preset."""
-    return [f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()]
+    """Return a line with name, mean return and summary for each preset, and a header."""
+    returns = {name: f"{mean:,g}" for name, (_, mean) in TRAINED.items()}
+    rows = [(name, returns.get(name, "–"), preset.summary) for name, preset in PRESETS.items()]
+    header = ("preset", "return", "summary (return: greedy mean over seeds)")
+    return [f"{name:<30}{value:>7}  {summary}" for name, value, summary in (header, *rows)]
 
 
 def _presets(words: list[str]) -> None:
@@ -389,7 +392,12 @@ def _show_presets(pattern: str = "") -> None:
         lines = [f"[bold]{preset.parent or 'the defaults'}[/bold], but"]
         for path, (old, new) in differences(preset.config, parent).items():
             lines.append(f"{path} {format_value(new)} [dim](was {format_value(old)})[/dim]")
-        table.add_row(name, f"{preset.summary}\n[dim]{preset.source}[/dim]", "\n".join(lines))
+        seeds, mean = TRAINED.get(name, (0, 0.0))
+        trained = (
+            f"trained: mean greedy return {mean:,g} over {seeds} seeds" if seeds else "untrained"
+        )
+        text = f"{preset.summary}\n[dim]{preset.source}[/dim]\n{trained}"
+        table.add_row(name, text, "\n".join(lines))
     Console().print(table)
 
 

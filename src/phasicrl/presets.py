@@ -363,7 +363,7 @@ def _task_presets() -> list[Preset]:
         ppo = ppo.with_updates(changes)
         env = ppo.env.id.partition(":")[2] + ", no velocities" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
-        task_text = f"on {env}, {steps} steps"
+        task_text = f"on {env}, {steps}"
         ppo, ppg = replace(ppo, name=f"{task}-ppo"), replace(ppo, name=f"{task}-ppg", aux=aux)
         presets += [
             Preset(ppo, f"PPO {task_text}", "ours"),
@@ -380,23 +380,23 @@ _EASY = (
 PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (
-        Preset(_PPG, "PPG on Procgen easy: 64 environments, 25M steps",
+        Preset(_PPG, "PPG on Procgen easy: 64 envs, 25M",
                f"PPG paper; {_OPPG}; {_EASY}"),
-        Preset(_PPG_PAPER, "PPG as published: hard, 256 envs, 100M steps",
+        Preset(_PPG_PAPER, "PPG as published: hard, 256 envs, 100M",
                f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
-        Preset(_PPG_SINGLE, "PPG with one network, as OpenAI's --arch detach",
+        Preset(_PPG_SINGLE, "PPG, one network, as --arch detach",
                f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
-        Preset(_PPG_SINGLE_PAPER, "PPG with one network, as in figure 7's text",
+        Preset(_PPG_SINGLE_PAPER, "PPG, one network, as figure 7's text",
                f"PPG paper, figure 7; {_EASY}", "procgen-ppg"),
-        Preset(_PPG_KL, "procgen-ppg with the KL penalty of figure 6",
+        Preset(_PPG_KL, "PPG with the KL penalty of figure 6",
                f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
-        Preset(_PPO, "PPO on Procgen easy: 64 environments, 25M steps",
+        Preset(_PPO, "PPO on Procgen easy: 64 envs, 25M",
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
-        Preset(_PPO_PAPER, "the PPG paper's PPO: hard, 256 envs, 100M steps",
+        Preset(_PPO_PAPER, "PPO as published: hard, 256 envs, 100M",
                "PPG paper, figure 2", "procgen-ppo"),
         *_generalization_presets("easy", f"; {_EASY}", 200, 25_000_000, _PPG, _PPO),
         *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
-        Preset(_QUICKSTART, "PPG in ten minutes on two cores, short phases",
+        Preset(_QUICKSTART, "PPG in ten minutes on two cores",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",
                "procgen-ppg-single"),
@@ -404,9 +404,9 @@ PRESETS: dict[str, Preset] = {
                "compat-cleanrl-ppg"),
         Preset(_BASELINES_PPO, "the PPO of the Procgen paper",
                "openai/train-procgen with openai/baselines ppo2", "compat-cleanrl-ppo-procgen"),
-        Preset(_CLASSIC_PPO, "PPO for small vector tasks with discrete actions",
+        Preset(_CLASSIC_PPO, "PPO for vectors and discrete actions",
                "ours, tuned on CartPole-v1"),
-        Preset(_CLASSIC_PPG, "PPG for small vector tasks with discrete actions",
+        Preset(_CLASSIC_PPG, "PPG for vectors and discrete actions",
                "ours, tuned on CartPole-v1", "classic-ppo"),
         Preset(_CLEANRL_CLASSIC, "CleanRL's ppo.py", "vwxyzjn/cleanrl, ppo.py", "classic-ppo"),
         Preset(_CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py",
@@ -418,11 +418,28 @@ PRESETS: dict[str, Preset] = {
         Preset(_SB3, "Stable-Baselines3's defaults", "DLR-RM/stable-baselines3, ppo.py",
                "compat-cleanrl-ppo"),
         Preset(_SPINNING_UP, "Spinning Up's ppo.py", "openai/spinningup, ppo.py", "compat-sb3-ppo"),
-        Preset(_MVA, "the PPO report on InvertedPendulum (source 004)",
+        Preset(_MVA, "source 004's PPO, InvertedPendulum",
                "source 004, sections 2 to 4", "compat-spinningup-ppo"),
         *_task_presets(),
     )
 }  # fmt: skip
+
+
+TRAINED: dict[str, tuple[int, float]] = {
+    "compat-cleanrl-ppo": (5, 500), "compat-cleanrl-ppo-continuous": (5, 2109),
+    "compat-sb3-ppo": (5, 500), "compat-spinningup-ppo": (5, 2907), "compat-mva-ppo": (5, 1000),
+    "cartpole-ppo": (10, 500), "cartpole-ppg": (10, 500), "cartpole-masked-velocity-ppo": (10, 500),
+    "cartpole-masked-velocity-ppg": (10, 500), "pendulum-masked-velocity-ppo": (10, -188),
+    "acrobot-ppo": (10, -78.57), "acrobot-ppg": (10, -74.86), "mountaincar-ppo": (5, -127.4),
+    "mountaincar-ppg": (5, -122), "lunarlander-ppo": (5, 247), "lunarlander-ppg": (5, 272),
+    "pendulum-ppo": (10, -159.3), "pendulum-ppg": (10, -164.6), "invertedpendulum-ppo": (10, 1000),
+    "invertedpendulum-ppg": (10, 1000), "inverteddoublependulum-ppo": (5, 8720),
+    "inverteddoublependulum-ppg": (5, 7889), "reacher-ppo": (10, -4.164),
+    "halfcheetah-ppo": (10, 5915), "halfcheetah-ppg": (10, 5981), "hopper-ppo": (10, 2802),
+    "hopper-ppg": (5, 2798), "walker2d-ppo": (10, 4884), "swimmer-ppo": (5, 284.4),
+    "swimmer-ppg": (5, 244.5), "ant-ppo": (5, 1052), "ant-ppg": (5, 1279),
+}  # fmt: skip
+"""Number of seeds and their mean greedy return, of the presets in benchmarks/results/*.csv."""
 
 
 def get_preset(name: str) -> Config:
