@@ -51,8 +51,10 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
         # Log the metrics; evaluate and save a checkpoint if either is due
         run.finish_iteration(run.record)
         with run.world.sync_errors("on_iteration"):
-            should_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
-        if run.world.any_rank(should_stop):
+            answer = None if on_iteration is None else on_iteration(run, run.record)
+            if answer not in (None, "stop"):
+                raise ValueError(f"on_iteration returned {answer!r}; expected 'stop' or None")
+        if run.world.any_rank(answer == "stop"):
             return
 
 

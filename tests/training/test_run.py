@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from phasicrl.runs.metrics import METRICS
 from phasicrl.seeding import derive_seed
 from phasicrl.training import build
 from phasicrl.training.build import start_run
+from phasicrl.training.evaluate import evaluate
 from phasicrl.training.run import Run
 from tests.golden import BOTH, Echo, Image
 from tests.helpers import (
@@ -681,3 +683,34 @@ def test_rewards_are_clipped_for_learning_and_reported_as_they_are(tmp_path: Pat
         run.learner.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
         expected = RewardNormalizer(4, gamma=0.5, clip=10.0)(kept.clamp(-0.25, 0.25), rollout.first)
         assert torch.equal(run.learner.normalize_reward(rollout)[0], expected)
+
+
+@pytest.mark.parametrize("function", [train, resume, evaluate])
+def test_a_misspelled_object_is_named_before_anything_is_made(
+    tmp_path: Path, function: Callable[..., Any]
+) -> None:
+    folder = train(tiny(tmp_path), make_env=corridor).directory
+    first = tiny(tmp_path / "more") if function is train else folder
+    with pytest.raises(TypeError, match=r"make_envs is given; expected make_env, .*'make_env'"):
+        function(first, make_envs=corridor)
+    assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("answer", [True, "STOP", {"custom": 1.0}])
+def test_a_hook_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
+    with pytest.raises(ValueError, match=r"on_iteration returned .*; expected 'stop' or None"):
+        train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: answer)
+
+
+def test_a_stopped_run_names_the_call_that_resumes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(run: Run, record: object) -> None:
+        raise KeyboardInterrupt
+
+    config = tiny(tmp_path).with_updates({"log.console": "plain"})
+    with pytest.raises(KeyboardInterrupt):
+        train(config, make_env=corridor, on_iteration=interrupt)
+    (folder,) = tmp_path.iterdir()
+    call = re.findall(r"`(phasicrl\.resume.*?)` continues", capsys.readouterr().out)
+    assert call == [f"phasicrl.resume({str(folder)!r}, make_env=…)"]

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import shutil
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, check_imports, format_value
-from phasicrl.config_io import atomic_write, read_json, read_options, write_json
+from phasicrl.config_io import atomic_write, nearest_name, read_json, read_options, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,22 @@ USER_OBJECTS = {
     "mask_actions": "mask",
 }  # fmt: skip
 """Arguments of `train` for custom objects, and their kinds in `card.json`."""
+
+
+def fill_user_objects(
+    given: Mapping[str, Any], names: Iterable[str] = USER_OBJECTS
+) -> dict[str, Any]:
+    """Return the custom objects by all of `names`, with None for those that are not given.
+
+    Raises:
+        TypeError: an object has another name.
+    """
+    if unknown := [name for name in given if name not in {*names}]:
+        near = nearest_name(unknown[0], names)
+        raise TypeError(f"{unknown[0]} is given; expected {', '.join(names)}{near}")
+    return {**dict.fromkeys(names), **given}
+
+
 _MUTABLE_OPTIONS = (
     "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
     "compute", "log", "checkpoint", "evaluation",
@@ -120,7 +137,8 @@ class RunDirectory:
             if names and all(given[name] is None for name in names):
                 raise ValueError(
                     f"{self.path} was trained with a custom {kind}; expected the same. "
-                    f"Call this from Python with {' or '.join(f'{name}=…' for name in names)}"
+                    "Call phasicrl.resume, phasicrl.evaluate or the function of another command "
+                    f"from Python with {' or '.join(f'{name}=…' for name in names)}"
                 )
         config = self.config
         try:

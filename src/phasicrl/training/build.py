@@ -31,7 +31,7 @@ from phasicrl.execution.plan import Plan, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
+from phasicrl.runs.directory import RunDirectory, fill_user_objects
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
@@ -81,6 +81,7 @@ def start_run(
         ValueError: the configuration cannot work.
     """
     check_types(config)
+    objects = fill_user_objects(user)
     for module in config.imports:
         import_module(module)
     runs = RunDirectory.find(config) if resume == "auto" else []
@@ -99,7 +100,6 @@ def start_run(
                     resources.enter_context(closing(RunLock(Path(path))))
             return RunDirectory(Path(world.broadcast_object(path)))
 
-        objects = {**dict.fromkeys(USER_OBJECTS), **user}
         run, _ = _build_run(config, objects, world, signals, resources, make_directory)
         run.write_card()
         run.take_snapshot()
@@ -133,7 +133,7 @@ def resume_run(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files, objects = RunDirectory(directory), {**dict.fromkeys(USER_OBJECTS), **user}
+    files, objects = RunDirectory(directory), fill_user_objects(user)
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:

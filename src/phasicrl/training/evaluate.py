@@ -16,7 +16,7 @@ from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects
 from phasicrl.training.bootstrap import bootstrap_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
@@ -107,8 +107,8 @@ class SavedAgent:
                 object is missing.
         """
         files = RunDirectory(Path(run_dir))
-        objects: dict[str, Any] = {"make_env": None, "make_vector_env": None, **user_objects}
-        make_encoder = objects.pop("make_encoder", None)
+        objects = fill_user_objects(user_objects, ("make_env", "make_vector_env", "make_encoder"))
+        make_encoder = objects.pop("make_encoder")
         config = files.load_config(make_encoder=make_encoder, **objects)
         check_levels(levels, None if any(objects.values()) else config.env)
         return cls(files, config, objects, make_encoder)

@@ -383,7 +383,10 @@ class Run:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
-            hint = f"`phasicrl resume {self.directory}` continues from {saved[-1].name}"
+            call = f"phasicrl resume {self.directory}"
+            if objects := [f"{name}=…" for name, each in self.user.items() if each is not None]:
+                call = f"phasicrl.resume({str(self.directory)!r}, {', '.join(objects)})"
+            hint = f"`{call}` continues from {saved[-1].name}"
         self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}")
 
     def _buffer_chunks(self) -> Chunks:
