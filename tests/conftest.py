@@ -11,18 +11,46 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 
 from phasicrl.system.provenance import commit
+from phasicrl.training import build, run
 from tests import helpers
 
 pytest_plugins = ["tests.rerun"]
 
 _FAULTS: list[tuple[str, str, int, int]] = []
 """Of each test of a fault: its id, what it is, how many were tried, how many held."""
+
+
+_SHAPES = (
+    "models/", "test_agents.", "test_combinations.", "test_golden.", "test_learner.",
+    "test_normalize.", "test_objectives.", "test_phases.", "test_returns.",
+)  # fmt: skip
+"""Tests that check the shapes and types of each call: of the functions themselves, and of a run of
+every kind. Elsewhere the checks would take a quarter of the time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    is_checked = item.nodeid.removeprefix("tests/").startswith(_SHAPES)
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _skip_slow_calls() -> Iterator[None]:
+    """Ask git for the commit once, and flush no files: no test cuts the power."""
+    current = commit()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (build, run):
+            patch.setattr(module, "commit", lambda: current)
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +80,7 @@ def pytest_configure() -> None:
     one thread, as this process does: several would wait for those of other tests.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
+    forkserver.set_forkserver_preload(["tests.preloaded"])
     torch.set_num_threads(1)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

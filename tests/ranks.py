@@ -25,9 +25,6 @@ from phasicrl.training.run import Run
 from tests import golden
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.ranks"])
-
-
 _STORES: list[dist.TCPStore] = []
 """Where the ranks of each start meet, on ports that the system chose and that stay taken."""
 
@@ -135,7 +132,7 @@ def case(folder: Path, name: str) -> golden.Case:
 
 
 def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[str, Any]:
-    """Train five iterations of one of the runs, with eight environments in all.
+    """Train three iterations of one of the runs, with eight environments in all.
 
     Returns:
         Metrics of each iteration, and the final weights.
@@ -145,7 +142,7 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
     config, make_env = case(folder, base)
     # Adam divides by the gradient's size: one of nothing but rounding would be a whole step.
     config = config.with_updates({"env.num_envs": 8, "ppo.adam_eps": 1e-3} | changes)
-    config = config.with_updates({"total_env_steps": 5 * config.batch_size})
+    config = config.with_updates({"total_env_steps": 3 * config.batch_size})
     rows: list[dict[str, float]] = []
 
     def keep(run: Run, record: dict[str, float]) -> None:

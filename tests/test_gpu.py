@@ -211,9 +211,12 @@ PROCGEN = [
 @pytest.mark.parametrize(("device", "preset", "precision"), PROCGEN)
 def test_a_preset_trains(device: str, preset: str, precision: Precision, tmp_path: Path) -> None:
     skip_without_envpool()
-    changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
+    changes: dict[str, Any] = {
+        "compute.device": device, "compute.policy_precision": precision, "total_env_steps": 64,
+        "env.num_envs": 4, "ppo.num_steps": 8, "ppo.num_minibatches": 2,
+    }  # fmt: skip
     if get_preset(preset).has_auxiliary_phase:
-        changes["compute.aux_precision"] = precision
+        changes |= {"compute.aux_precision": precision, "aux.num_minibatches": 2}
     run = train(small(preset, tmp_path).with_updates(changes))
     if device == "cuda":
         assert run.executor._compiled_calls and None not in run.executor._compiled_calls.values()

@@ -13,6 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from tests.corridor import Corridor
+
 
 class Counting(gym.Env[np.ndarray, Any]):
     """Counts: the observation is (id of the environment, episode, step of the episode), the reward
@@ -225,6 +227,25 @@ def misbehave(how: str) -> Any:
         case "hangs":
             time.sleep(100)
     return ANSWERS[how]
+
+
+class Misbehaving(Corridor):
+    """Goes wrong at one of its steps, or at a reset."""
+
+    def __init__(self, what: str, at: int | str) -> None:
+        super().__init__()
+        self.what, self.at, self.count, self.resets = what, at, 0, 0
+
+    def reset(self, **given: Any) -> Any:
+        self.resets += 1
+        if (self.at, self.resets) in (("first reset", 1), ("later reset", 2)):
+            answer = misbehave(self.what)
+            return answer if answer is None or len(answer) < 5 else (answer[0], answer[-1])
+        return super().reset(**given)
+
+    def step(self, action: np.int64) -> Any:
+        self.count += 1
+        return misbehave(self.what) if self.count == self.at else super().step(action)
 
 
 class Faulty(gym.Env[np.ndarray, Any]):

@@ -30,12 +30,16 @@ def test_processes_do_not_wait_for_torch() -> None:
         def step(self, action: Any) -> Any:
             return *super().step(action)[:1], float("torch" in sys.modules), False, False, {}
 
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # other tests give it torch
-    forkserver.set_forkserver_preload([])
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server._stop()  # other tests give it torch
+    preloaded = server._preload_modules
+    server.set_forkserver_preload([])
     envs = make(HasTorch, "processes", num_envs=1)
     envs.reset()
     assert envs.step(draw_action(envs, np.random.default_rng(1))).reward.tolist() == [0.0]
     envs.close()
+    server._stop()
+    server.set_forkserver_preload(preloaded)
 
 
 def test_a_process_that_is_killed_is_named() -> None:

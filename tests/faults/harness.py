@@ -25,7 +25,6 @@ from phasicrl.runs.directory import RunDirectory
 from tests.helpers import OBS_NORM, assert_same, rows_of, tiny, tiny_aux
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.faults.harness"])
 KINDS: dict[str, dict[str, Any]] = {
     "ppo": {},
     "ppg": {"aux": tiny_aux(every=3, epochs=3)},
@@ -36,9 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def small(folder: Path, kind: str, **changes: Any) -> Config:
-    """A run of 24 iterations, with a checkpoint after every one."""
+    """A run of 12 iterations, with a checkpoint after every one."""
     config = replace(
-        tiny(folder, total_env_steps=24 * 64),
+        tiny(folder, total_env_steps=12 * 64),
         env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
         checkpoint=CheckpointConfig(every_minutes=0.0),
     )

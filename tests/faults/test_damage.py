@@ -31,7 +31,7 @@ STOPPED, BEFORE = "step-000000000160", "step-000000000128"
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """A run that was stopped in the middle of a phase, and what becomes of it undamaged."""
     folder = tmp_path_factory.mktemp("stopped")
-    config = tiny(folder, aux=tiny_aux(every=3), total_env_steps=224)
+    config = tiny(folder, aux=tiny_aux(every=3), total_env_steps=192)
     config = config.with_updates({"checkpoint.every_minutes": 0.0, "log.console": "plain"})
     run = train(config, make_env=corridor, on_iteration=stop_at(5))
     copy = tmp_path_factory.mktemp("whole") / "run"

@@ -67,7 +67,7 @@ CHANGED: dict[str, tuple[Any, str]] = {
     "ppo.gamma": (0.5, "ppo.gamma was 0.9 and is 0.5"),
     "ppo.clip": (None, "ppo.clip was 0.2 and is none"),
     "seed": (99, "seed was 3 and is 99"),
-    "total_env_steps": (10_000, "total_env_steps was 1536 and is 10000"),
+    "total_env_steps": (10_000, "total_env_steps was 768 and is 10000"),
     "env.id": ("gymnasium:Acrobot-v1", "env.id was gymnasium:CartPole-v1 and is"),
     "env.num_envs": (8, "env.num_envs was 4 and is 8"),
     "model.hidden_sizes": ((16,), "model.hidden_sizes was 8 and is 16"),

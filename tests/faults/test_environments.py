@@ -9,39 +9,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.directory import RunDirectory
-from tests.envs.counting import ANSWERS, misbehave
+from tests.envs.counting import ANSWERS, Misbehaving
 from tests.faults.conftest import Fault
 from tests.helpers import Corridor, tiny
 
 RAISES = ("raises", "exits", "dies")
 MOMENTS = (1, 2, 8, 9, 21)
 """Steps of an environment; an iteration of `tiny` has eight."""
-
-
-class Misbehaving(Corridor):
-    """Goes wrong at one of its steps, or at a reset."""
-
-    def __init__(self, what: str, at: int | str) -> None:
-        super().__init__()
-        self.what, self.at, self.count, self.resets = what, at, 0, 0
-
-    def reset(self, **given: Any) -> Any:
-        self.resets += 1
-        if (self.at, self.resets) in (("first reset", 1), ("later reset", 2)):
-            answer = misbehave(self.what)
-            return answer if answer is None or len(answer) < 5 else (answer[0], answer[-1])
-        return super().reset(**given)
-
-    def step(self, action: np.int64) -> Any:
-        self.count += 1
-        return misbehave(self.what) if self.count == self.at else super().step(action)
 
 
 def _cases(parallel: str) -> list[tuple[str, int | str]]:

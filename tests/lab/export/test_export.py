@@ -137,7 +137,9 @@ class TwoWidths(gym.Env[np.ndarray, Any]):
 
 def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     run = train(tiny(tmp_path, model=MLP), make_env=TwoWidths).directory
-    policy = open_policy(export_policy(run, make_env=TwoWidths, observations=8).path)
+    policy = open_policy(
+        export_policy(run, format="torch", make_env=TwoWidths, observations=8).path
+    )
     obs = torch.tensor([[0.3, -0.4], [-0.9, 0.1]])
     said = policy({"obs": obs.numpy()})
     files = RunDirectory(run)
@@ -169,7 +171,7 @@ def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
 
 def test_a_wrong_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(masked_with_memory(tmp_path), make_env=partial(Levers, masked=True)).directory
-    (run / "policy.onnx").write_bytes(b"a good one of before")
+    (run / "policy.pt2").write_bytes(b"a good one of before")
     right = RecurrentMemory._step
 
     def forgetful(self: Any, features: Any, first: Any, state: Any) -> Any:
@@ -177,7 +179,7 @@ def test_a_wrong_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(RecurrentMemory, "_step", forgetful)
     with pytest.raises(ValueError, match="of the exported policy differs from the agent"):
-        export_policy(run, make_env=partial(Levers, masked=True), observations=80)
+        export_policy(run, format="torch", make_env=partial(Levers, masked=True), observations=80)
     (kept,) = run.glob("*policy*")
     assert kept.read_bytes() == b"a good one of before"
 
@@ -241,7 +243,7 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         export_policy(run, output=tmp_path / "policy.bin", make_env=corridor)
     with pytest.raises(ValueError, match="observations is 0"):
         export_policy(run, observations=0, make_env=corridor)
-    export_policy(run, make_env=corridor, observations=8)
+    export_policy(run, format="torch", make_env=corridor, observations=8)
     with pytest.raises(ValueError, match=r"exported for the observation_space .* Give the run"):
         play_exported(run, make_env=Levers)
     for name, kind in (("policy.onnx", "ONNX"), ("policy.pt2", "a program of torch.export")):
