@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.lab.experiments.batch_scale import scale_batch
-from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table, vary_seed
+from phasicrl.lab.experiments.trials import ResultTable, Trial, run_missing_trials, vary_seed
 from phasicrl.system.provenance import commit
-from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.run import Run
 
 COMMON = (
@@ -103,7 +103,7 @@ def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, floa
                 by_seed.setdefault(row["seed"], []).append(float(row["return"]))
         if by_seed:
             means = [float(np.nanmean(values)) for values in by_seed.values()]
-            found[size] = (float(np.mean(means)), *bootstrap_interval(means))
+            found[size] = (float(np.mean(means)), *bootstrap_mean_interval(means))
     return found
 
 
@@ -122,7 +122,9 @@ def draw(rows: list[Row], path: Path) -> None:
                     continue
                 steps = sorted(curves)
                 mean = [np.nanmean(curves[at]) for at in steps]
-                band = np.array([bootstrap_interval(np.nan_to_num(curves[at])) for at in steps])
+                band = np.array(
+                    [bootstrap_mean_interval(np.nan_to_num(curves[at])) for at in steps]
+                )
                 color = (shade, 0.3, 1 - shade)
                 x = np.array(steps) / 1e3
                 panel.plot(x, mean, color=color, linewidth=1.3, label=f"batch / {size}")
@@ -144,7 +146,7 @@ def main(
 ) -> None:
     """Run what is missing, and draw the figure."""
     table = ResultTable(output, COLUMNS, label=("task", "arm", "divided_by"))
-    for trial in fill_table(table, make_trials(seeds, tasks), measure, jobs=jobs):
+    for trial in run_missing_trials(table, make_trials(seeds, tasks), measure, jobs=jobs):
         print(*trial.key, flush=True)
     draw(table.read(), figure)
 

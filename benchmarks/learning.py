@@ -26,7 +26,7 @@ from phasicrl.lab.experiments.trials import (
     ResultTable,
     Row,
     Trial,
-    fill_table,
+    run_missing_trials,
     vary_seed,
 )
 from phasicrl.runs.directory import RunDirectory
@@ -91,7 +91,9 @@ def main(
     """Run everything that the command line names, some runs at a time."""
     trials = make_trials(presets, range(first_seed, first_seed + seeds), runs)
     measure = partial(learning_row, threshold=threshold)
-    for trial in fill_table(ResultTable(output, LEARNING_COLUMNS), trials, measure, jobs=jobs):
+    for trial in run_missing_trials(
+        ResultTable(output, LEARNING_COLUMNS), trials, measure, jobs=jobs
+    ):
         print(*trial.key, flush=True)
 
 

@@ -19,7 +19,7 @@ from phasicrl.lab.experiments.trials import (
     ResultTable,
     Row,
     Trial,
-    fill_table,
+    run_missing_trials,
     summarize_run,
     vary_seed,
 )
@@ -64,7 +64,7 @@ def main(
             range(first_seed, first_seed + seeds),
         )
     ]  # fmt: skip
-    for trial in fill_table(ResultTable(output, COLUMNS, label=("arm",)), trials, measure):
+    for trial in run_missing_trials(ResultTable(output, COLUMNS, label=("arm",)), trials, measure):
         print(*trial.key, flush=True)
 
 

@@ -161,7 +161,7 @@ def skip_without_envpool() -> None:
 
 
 def run_here(items: Iterable[Any], work: Callable[[Any], Any], *, jobs: int = 1) -> Iterator[Any]:
-    """Stand in for `run_trials`: call `work` on each item in this process."""
+    """Stand in for `run_in_processes`: call `work` on each item in this process."""
     for item in items:
         try:
             outcome = work(item)

@@ -24,7 +24,7 @@ from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import Config, RewardNormConfig
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
-from phasicrl.lab.bench import measure
+from phasicrl.lab.bench import measure_speed
 from phasicrl.presets import get_preset
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
@@ -195,7 +195,7 @@ def test_the_parts_of_an_iterations_time_fit_into_it(device: str, tmp_path: Path
 @pytest.mark.parametrize("device", [GPU])
 def test_a_measurement_has_the_memory_of_the_device(device: str, tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux()).with_updates({"compute.device": device})
-    report = measure(config, seconds=0.01, make_env=corridor)
+    report = measure_speed(config, seconds=0.01, make_env=corridor)
     parts = min(report.rate("update"), report.rate("rollout"))
     assert report.peak_gpu_memory > 0 and report.rate("whole loop") < parts
 

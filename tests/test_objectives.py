@@ -17,9 +17,9 @@ from phasicrl.objectives import (
     adapt_kl_coef,
     adapt_learning_rate,
     approximate_kl,
-    clipped_fraction,
     joint_auxiliary_loss,
     log_prob_loss,
+    mark_clipped_ratios,
     sampled_kl_penalty,
     surrogate_loss,
     value_loss,
@@ -153,8 +153,8 @@ def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
 
 def test_clipped_fraction_by_hand() -> None:
     log_prob, old = log_ratio(0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 3.0)
-    assert clipped_fraction(log_prob, old, clip=0.2).tolist() == [1, 1, 0, 0, 0, 1, 1]
-    assert clipped_fraction(log_prob, old, clip=None).tolist() == [0] * 7
+    assert mark_clipped_ratios(log_prob, old, clip=0.2).tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert mark_clipped_ratios(log_prob, old, clip=None).tolist() == [0] * 7
 
 
 def test_joint_auxiliary_loss_by_hand() -> None:

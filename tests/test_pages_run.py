@@ -73,7 +73,7 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     few_steps = {"env.num_envs": 4, "ppo.num_steps": 16, "total_env_steps": 64}
     monkeypatch.setattr(suites, "_SMALL_IMAGES", few_steps)
     monkeypatch.setattr(trials, "evaluate", play_one_episode)
-    monkeypatch.setattr(trials, "run_trials", run_here)
+    monkeypatch.setattr(trials, "run_in_processes", run_here)
     for name, suite in suites.SUITES.items():
         few = replace(suite, arms=lambda base, suite=suite: suite.arms(base)[:2])
         monkeypatch.setitem(suites.SUITES, name, few)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasicrl import spaces
-from phasicrl.spaces import ActionLayout, ObservationLayout, check_spaces, choices, leaves
+from phasicrl.spaces import ActionLayout, ObservationLayout, check_spaces, count_choices, leaves
 
 Dict: Any = gym.spaces.Dict  # their types are narrower than what they take
 MultiDiscrete: Any = gym.spaces.MultiDiscrete
@@ -180,14 +180,14 @@ def test_numbers_that_cannot_be_used_are_found(
 ) -> None:
     layout = ObservationLayout(TREE)
     packed = layout.pack({"counts": np.array(counts), "stage": np.array(stage)}, 3)
-    found = layout.find_fault(packed) or (None, "")
+    found = layout.find_invalid(packed) or (None, "")
     assert found[0] == index and match in found[1]
 
 
 def test_components_of_several_choices_have_their_own_limits() -> None:
     layout = ObservationLayout(MultiDiscrete([[2, 5], [3, 1]], start=[[0, 1], [0, 0]]))
-    assert layout.find_fault(layout.pack(np.array([[[1, 5], [2, 0]]]), 1)) is None
-    fault = layout.find_fault(layout.pack(np.array([[[0, 1], [0, 0]], [[2, 5], [2, 0]]]), 2))
+    assert layout.find_invalid(layout.pack(np.array([[[1, 5], [2, 0]]]), 1)) is None
+    fault = layout.find_invalid(layout.pack(np.array([[[0, 1], [0, 0]], [[2, 5], [2, 0]]]), 2))
     assert fault is not None and fault[0] == 1 and "[[2 5]\n [2 0]]" in fault[1]
 
 
@@ -298,7 +298,7 @@ def test_a_part_may_be_empty() -> None:
     check_spaces("mine", space, space)
     layout = ObservationLayout(space)
     stored = layout.pack({"goal": np.zeros((2, 0)), "state": np.ones((2, 2))}, 2)
-    assert layout.find_fault(stored) is None
+    assert layout.find_invalid(stored) is None
     read = layout.unpack(torch.from_numpy(stored))
     assert read["goal"].shape == (2, 0) and read["state"].tolist() == [[1, 1]] * 2
     assert ActionLayout(space).unflatten(np.ones((2, 2), np.float32))["goal"].shape == (2, 0)
@@ -325,6 +325,6 @@ def test_parts_can_be_mapped() -> None:
 
 
 def test_options_of_all_discrete_components() -> None:
-    assert choices(MIXED) == (3, 2, 4, 2) and choices(GOOD) == ()
-    assert choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
-    assert choices(MultiBinary((2, 2))) == (2,) * 4
+    assert count_choices(MIXED) == (3, 2, 4, 2) and count_choices(GOOD) == ()
+    assert count_choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
+    assert count_choices(MultiBinary((2, 2))) == (2,) * 4

@@ -24,7 +24,7 @@ from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalize
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_mean_interval
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -173,7 +173,7 @@ def reached(values: list[float]) -> str:
         return mean
     if len(set(values)) == 1:
         return f"{mean}, all {len(values)}"
-    low, high, least = (number(x, values) for x in (*bootstrap_interval(values), min(values)))
+    low, high, least = (number(x, values) for x in (*bootstrap_mean_interval(values), min(values)))
     return f"{mean} [{low}, {high}], least {least}"
 
 

@@ -16,7 +16,7 @@ from phasicrl.distributed import join
 from phasicrl.learner import Record
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.training.build import UserObjects, resume_run, start_run
+from phasicrl.training.build import UserObjects, restore_run, start_run
 from phasicrl.training.run import Run
 
 OnIteration = Callable[[Run, Record], Literal["stop"] | None]
@@ -125,7 +125,7 @@ def resume(
     compute = RunDirectory(Path(run_dir)).config.compute
     with (
         join(device=compute.device, timeout=compute.rank_timeout) as world,
-        resume_run(
+        restore_run(
             Path(run_dir), accept_config_changes=accept_config_changes, world=world, **user_objects
         ) as run,
     ):

@@ -23,7 +23,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from phasicrl.config import Config, check_imports, field_texts, format_value
-from phasicrl.config_io import escape_control_chars, nearest_name, read_options
+from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
     if words[0] == "--version":
         return print(version("phasicrl"))
     if words[0] not in commands:
-        near = nearest_name(words[0], commands)
+        near = suggest_name(words[0], commands)
         raise ValueError(f"unknown command {words[0]!r}{near}. `{prog} --help` lists all")
     commands[words[0]](words[1:])
 
@@ -379,7 +379,7 @@ def _show_presets(pattern: str = "") -> None:
         return print_lines([*_preset_lines(), "", "`phasicrl presets NAME` shows its values"])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
-        near = nearest_name(pattern, PRESETS)
+        near = suggest_name(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
     from rich.console import Console
     from rich.table import Table

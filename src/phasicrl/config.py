@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from phasicrl import config_io
-from phasicrl.config_io import ConfigError, nearest_name
+from phasicrl.config_io import ConfigError, suggest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
@@ -180,7 +180,7 @@ class ModelConfig(_Group):
     """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
     @property
-    def head_scheme(self) -> Initialization:
+    def head_initialization(self) -> Initialization:
         """Scheme of the heads' initial weights, with the default filled in."""
         return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 
@@ -364,7 +364,7 @@ class PPOConfig(_Group):
         return value + policy
 
     @property
-    def uses_kl(self) -> bool:
+    def uses_epoch_kl(self) -> bool:
         """Return whether the KL after an epoch is used to stop or penalize."""
         return self.target_kl is not None or self.kl_penalty_target is not None
 
@@ -694,7 +694,7 @@ class Config(_Group):
         groups: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             if path not in defaults() and path not in self.__dataclass_fields__:
-                raise ValueError(f"unknown option {path}{nearest_name(path, defaults())}")
+                raise ValueError(f"unknown option {path}{suggest_name(path, defaults())}")
             group, _, name = path.rpartition(".")
             groups.setdefault(group, {})[name] = value
         updates = groups.pop("", {})
@@ -773,7 +773,7 @@ def format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def env_module(env_id: str) -> str:
+def parse_env_module(env_id: str) -> str:
     """Return the module in an id `gymnasium:module:Id`; empty for other ids."""
     back_end, _, name = env_id.partition(":")
     return name.rpartition(":")[0] if back_end == "gymnasium" else ""
@@ -785,7 +785,7 @@ def check_imports(config: Config) -> None:
     Raises:
         ValueError: a module of `imports` or `env.id` has not been imported.
     """
-    for module in (*config.imports, env_module(config.env.id)):
+    for module in (*config.imports, parse_env_module(config.env.id)):
         if module and module not in sys.modules:
             raise ValueError(
                 f"the configuration imports the module {module}; expected one that is imported "

@@ -36,14 +36,14 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)
 
 
-def to_tree(options: Any) -> dict[str, Any]:
+def to_dict(options: Any) -> dict[str, Any]:
     """Return the content of a dataclass's JSON file, including the schema number."""
     return {"schema": SCHEMA} | dataclasses.asdict(options)
 
 
 def to_json(options: Any) -> str:
-    """Return `to_tree` as indented JSON."""
-    return json.dumps(to_tree(options), indent=2)
+    """Return `to_dict` as indented JSON."""
+    return json.dumps(to_dict(options), indent=2)
 
 
 def from_json(kind: type[T], text: str) -> T:
@@ -139,7 +139,7 @@ def write_json(path: Path, content: Any) -> None:
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
     """
-    tree = to_tree(content) if dataclasses.is_dataclass(content) else content
+    tree = to_dict(content) if dataclasses.is_dataclass(content) else content
     plain = json.loads(json.dumps(tree, default=str), parse_constant=lambda _: None)
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
@@ -181,7 +181,7 @@ def escape_control_chars(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def nearest_name(given: str, known: Iterable[str]) -> str:
+def suggest_name(given: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'bigfish'?)` for the nearest name; empty without a near one."""
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
@@ -197,7 +197,7 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
-                raise ValueError(f"unknown field {path}{name}{nearest_name(name, hints)}")
+                raise ValueError(f"unknown field {path}{name}{suggest_name(name, hints)}")
             values[name] = _from_value(hints[name], value, f"{path}{name}")
         except ConfigError as error:
             problems += error.problems

@@ -170,7 +170,7 @@ class World:
         self._request = error if self.group is not None else None
         return self.group is not None
 
-    def drop_request(self) -> None:
+    def cancel_end_request(self) -> None:
         """Drop the request to end: the run is ending already."""
         self._request = None
 

@@ -8,11 +8,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.spaces import KeyPath, choices, format_location
+from phasicrl.spaces import KeyPath, count_choices, format_location
 
 
 def flatten_mask(space: gym.Space[Any], mask: Any) -> np.ndarray:
-    """Flatten an environment's mask to `[sum(choices(space))]` bool, true where allowed.
+    """Flatten an environment's mask to `[sum(count_choices(space))]` bool, true where allowed.
 
     Args:
         space: action space.
@@ -39,7 +39,7 @@ def find_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] |
 
 def _flatten_part(space: gym.Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
     """Flatten the mask of the part of a space at `path`."""
-    size = sum(choices(space))
+    size = sum(count_choices(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
     given, flat = f"a {type(mask).__name__}", _to_array(mask)
@@ -68,14 +68,14 @@ def _split_mask(
 ) -> list[tuple[str | int, gym.Space[Any], Any]] | None:
     """Return the parts of a space with their masks; None if the mask has another structure."""
     if isinstance(space, gym.spaces.Dict):
-        required = {key for key, part in space.spaces.items() if choices(part)}
+        required = {key for key, part in space.spaces.items() if count_choices(part)}
         if not isinstance(mask, Mapping) or not required <= set(mask) <= set(space.spaces):
             return None
         return [(key, part, mask.get(key)) for key, part in space.spaces.items()]
     if isinstance(space, gym.spaces.Tuple):
         parts = list(space.spaces)
     elif isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
-        parts = [gym.spaces.Discrete(width) for width in choices(space)]
+        parts = [gym.spaces.Discrete(width) for width in count_choices(space)]
         for size in space.shape[1:]:  # several axes: sequences of sequences
             if not _is_sequence(mask):
                 return None

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def mean(
+def weighted_mean(
     values: Float[Tensor, "*M"], weight: Float[Tensor, "*M"] | None = None
 ) -> Float[Tensor, ""]:
     """Return the mean of samples `[M]`, weighted if there are weights `[M]`.
@@ -140,7 +140,7 @@ def approximate_kl(
     return -log_ratio, log_ratio.expm1() - log_ratio
 
 
-def clipped_fraction(
+def mark_clipped_ratios(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: float | None
 ) -> Float[Tensor, "*M"]:
     """Return 1 where the probability ratio is outside `[1 − ε, 1 + ε]`, else 0, `[M]`."""

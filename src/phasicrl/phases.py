@@ -107,7 +107,7 @@ class PolicyPhaseLoss:
             )
 
         def mean(values: Tensor) -> Tensor:
-            return objectives.mean(values, samples.weight)
+            return objectives.weighted_mean(values, samples.weight)
 
         loss, entropy = mean(loss), mean(policy.entropy())
         if ppo.kl_estimate == "exact" and old_policy is not None:
@@ -116,7 +116,7 @@ class PolicyPhaseLoss:
             penalty = mean(objectives.sampled_kl_penalty(log_prob, proximal_log_prob))
         with torch.no_grad():  # KL to the behavior policy, for the metrics
             k1, k3 = objectives.approximate_kl(log_prob, old_log_prob)
-            clipped = objectives.clipped_fraction(log_prob, proximal_log_prob, clip=ppo.clip)
+            clipped = objectives.mark_clipped_ratios(log_prob, proximal_log_prob, clip=ppo.clip)
         terms = {
             "losses/policy_loss": loss,
             "losses/entropy": entropy,
@@ -133,7 +133,7 @@ class PolicyPhaseLoss:
         rescale = self.module.to_value_units
         value, target, old_value = map(rescale, (value, samples.value_target, samples.old_value))
         loss = objectives.value_loss(value, target, old_value, clip=self.ppo.value_clip)
-        loss = objectives.mean(loss, samples.weight)
+        loss = objectives.weighted_mean(loss, samples.weight)
         return self.ppo.value_coef * loss, {"losses/value_loss": loss}
 
 
@@ -310,10 +310,10 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
     """
     precision = executor.precision("value")
 
-    def value_of(piece: Samples) -> Tensor:
-        return agent.value(piece.obs, piece.first, piece.state, precision=precision)
+    def compute_value(segments: Samples) -> Tensor:
+        return agent.value(segments.obs, segments.first, segments.state, precision=precision)
 
-    value = executor.infer(rollout.segments(), value_of)
+    value = executor.infer(rollout.segments(), compute_value)
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
@@ -387,7 +387,7 @@ def policy_phase(
             learner.update_proximal_policy(phase)
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
-        if update_policy and ppo.uses_kl:
+        if update_policy and ppo.uses_epoch_kl:
             kl = estimate_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
             record["losses/epoch_kl"] = kl
             kl_exceeded = ppo.target_kl is not None and kl > ppo.target_kl
@@ -419,7 +419,7 @@ def _shuffled_minibatches(
         if proximal is None:
             yield minibatch
             continue
-        minibatch = minibatch.materialize()
+        minibatch = minibatch.copy()
         params = compute_dist_params(proximal.agent, minibatch.source, executor=learner.executor)
         source = dataclasses.replace(minibatch.source, old_dist_params=params)
         yield dataclasses.replace(minibatch, source=source)
@@ -435,11 +435,11 @@ def _adapt_learning_rate(
     """
     if learner.config.ppo.schedule != "adaptive_kl" or phase != "policy":
         return
-    agent, executor, samples = learner.agent, learner.executor, minibatch.gather()
+    agent, executor, samples = learner.agent, learner.executor, minibatch.copy_samples()
     assert samples.old_dist_params is not None, "parameters of the old policy are missing"
     params = compute_dist_params(agent, samples, executor=executor)
     policy, old_policy = map(agent.policy_head.distribution, (params, samples.old_dist_params))
-    kl = float(objectives.mean(policy.kl_from(old_policy), samples.weight))
+    kl = float(objectives.weighted_mean(policy.kl_from(old_policy), samples.weight))
     learner.adapt_learning_rate(executor.world.average_record({"kl": kl})["kl"])
 
 
@@ -551,11 +551,11 @@ def compute_dist_params(
     """
     precision = executor.precision(phase)
 
-    def params_of(piece: Samples) -> Tensor:
-        inputs = (piece.obs, piece.first, piece.state, piece.action_mask)
+    def compute_params(segments: Samples) -> Tensor:
+        inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
         return agent.policy(*inputs, precision=precision)[0].dist_params
 
-    return executor.infer(segments, params_of, phase=phase)
+    return executor.infer(segments, compute_params, phase=phase)
 
 
 @torch.no_grad()
@@ -565,12 +565,12 @@ def estimate_kl(
     """Estimate the mean KL divergence between the behavior policy and the current policy."""
     precision = executor.precision("policy")
 
-    def log_prob(piece: Samples) -> Tensor:
-        assert isinstance(piece, PolicySamples)
-        inputs = (piece.obs, piece.first, piece.state, piece.action_mask)
+    def log_prob(segments: Samples) -> Tensor:
+        assert isinstance(segments, PolicySamples)
+        inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
         policy, _ = agent.policy(*inputs, precision=precision)
-        return policy.log_prob(piece.action)
+        return policy.log_prob(segments.action)
 
     k1, k3 = objectives.approximate_kl(executor.infer(samples, log_prob), samples.old_log_prob)
-    mean = float(objectives.mean(k1 if estimate == "k1" else k3, samples.weight))
+    mean = float(objectives.weighted_mean(k1 if estimate == "k1" else k3, samples.weight))
     return executor.world.average_record({estimate: mean})[estimate]

@@ -16,7 +16,7 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.config_io import nearest_name
+from phasicrl.config_io import suggest_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ def get_preset(name: str) -> Config:
     """
     if name not in PRESETS:
         raise ValueError(
-            f"unknown preset {name!r}{nearest_name(name, PRESETS)}; `phasicrl presets` lists all"
+            f"unknown preset {name!r}{suggest_name(name, PRESETS)}; `phasicrl presets` lists all"
         )
     return PRESETS[name].config
 

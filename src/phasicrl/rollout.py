@@ -112,14 +112,14 @@ class Minibatch(Generic[S]):
         """Number of steps over all sequences."""
         return len(self.index) * self.source.first.shape[1]
 
-    def gather(self) -> S:
+    def copy_samples(self) -> S:
         """Return copies of the samples."""
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.split else samples
 
-    def materialize(self) -> Minibatch[S]:
+    def copy(self) -> Minibatch[S]:
         """Return the minibatch with its gathered samples as the source."""
-        samples = self.gather()
+        samples = self.copy_samples()
         return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
 
 
@@ -263,25 +263,25 @@ class PhaseBuffer:
         self.num_filled = 0
         self.progress: AuxiliaryProgress | None = None
 
-        def allocate(
-            *shape: int, dtype: torch.dtype = torch.float32, time: tuple[int, ...] = (num_steps,)
+        def zeros(
+            *shape: int, dtype: torch.dtype = torch.float32, steps: tuple[int, ...] = (num_steps,)
         ) -> Tensor:
-            return torch.zeros(num_rollouts, num_envs, *time, *shape, dtype=dtype, device=device)
+            return torch.zeros(num_rollouts, num_envs, *steps, *shape, dtype=dtype, device=device)
 
         self.rollouts = Rollout(
-            obs=allocate(*obs_shape, dtype=obs_dtype),
-            first=allocate(dtype=torch.bool),
-            state=allocate(state_size, time=()),
-            action_mask=None if num_actions is None else allocate(num_actions, dtype=torch.bool),
-            action=allocate(*action_shape, dtype=action_dtype),
-            log_prob=allocate(),
-            value=allocate(),
-            reward=allocate(),
-            terminated=allocate(dtype=torch.bool),
-            truncated=allocate(dtype=torch.bool),
-            next_value=allocate(),
-            value_target=allocate(),
-            reward_scale=allocate(time=()),
+            obs=zeros(*obs_shape, dtype=obs_dtype),
+            first=zeros(dtype=torch.bool),
+            state=zeros(state_size, steps=()),
+            action_mask=None if num_actions is None else zeros(num_actions, dtype=torch.bool),
+            action=zeros(*action_shape, dtype=action_dtype),
+            log_prob=zeros(),
+            value=zeros(),
+            reward=zeros(),
+            terminated=zeros(dtype=torch.bool),
+            truncated=zeros(dtype=torch.bool),
+            next_value=zeros(),
+            value_target=zeros(),
+            reward_scale=zeros(steps=()),
         )
 
     @property

@@ -40,7 +40,7 @@ def leaves(space: gym.Space[Any], path: KeyPath = ()) -> list[tuple[KeyPath, gym
     return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
 
 
-def choices(space: gym.Space[Any]) -> tuple[int, ...]:
+def count_choices(space: gym.Space[Any]) -> tuple[int, ...]:
     """Return the number of choices of each discrete component of an action space, in order.
 
     `Discrete(5)` has (5,), `MultiBinary(2)` has (2, 2), `Box` has (). The sum is the width of an
@@ -185,7 +185,7 @@ class ObservationLayout:
         """Put the values of all parts into the structure of the space."""
         return assemble(self.space, values)
 
-    def find_fault(self, stored: np.ndarray) -> tuple[int, str] | None:
+    def find_invalid(self, stored: np.ndarray) -> tuple[int, str] | None:
         """Return the index of the first invalid observation of `[N, *shape]`, and a description.
 
         Invalid are floats that are not finite, and numbers outside a discrete space, which would
@@ -253,7 +253,7 @@ class ActionLayout:
         self._num_choices = np.concatenate(num_choices)  # [K], zero for components of a Box
         self._discrete = np.flatnonzero(self._num_choices)
         # [C], first column of each discrete component in a mask
-        self._mask_offsets = np.cumsum([0, *choices(space)])[:-1]
+        self._mask_offsets = np.cumsum([0, *count_choices(space)])[:-1]
         self._names = names
 
     def unflatten(self, action: np.ndarray) -> Any:
@@ -280,7 +280,7 @@ class ActionLayout:
         Raises:
             ValueError: not an array `[num_envs, *shape]` of the right kind of numbers, not finite,
                 outside of a discrete space, or forbidden by `action_mask` `[num_envs,
-                sum(choices(space))]`.
+                sum(count_choices(space))]`.
         """
         if self._is_valid_discrete(action, num_envs) and action_mask is None:
             return
@@ -420,7 +420,7 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     if leaf.dtype == np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
         extreme = array.max() if array.max() > 255 else array.min()
         raise ValueError(f"an observation with {extreme}{location}; expected 0 to 255")
-    # `find_fault` reports infinity, with the environment's index.
+    # `find_invalid` reports infinity, with the environment's index.
     with np.errstate(over="ignore"):
         return array.astype(leaf.dtype, copy=False)
 

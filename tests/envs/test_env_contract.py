@@ -20,7 +20,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.masks import find_blocked
-from phasicrl.spaces import ActionLayout, ObservationLayout, choices
+from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices
 from tests.envs.acting import draw_action
 from tests.envs.counting import (
     Counting,
@@ -191,7 +191,7 @@ def test_final_observations_come_with_ends_and_only_then(played: Played) -> None
 
 
 def test_masks_allow_something_in_every_component(case: str, played: Played) -> None:
-    widths = choices(played.env.action_space)
+    widths = count_choices(played.env.action_space)
     assert played.env.mask_size == (sum(widths) if "mask" in case else 0)
     for mask in played.masks:
         if not played.env.mask_size:
@@ -272,7 +272,7 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
     else:
         second = torch.arange(good.numel()).reshape(good.shape) == 1
         bad["not finite"] = torch.where(second, math.nan, good)
-    if choices(env.action_space):
+    if count_choices(env.action_space):
         for outside in (99, -1):
             message = f"action {outside}.* for environment 1.* is outside of 0"
             bad[message] = good.clone()

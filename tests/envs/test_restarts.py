@@ -247,9 +247,9 @@ def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
             obs=torch.zeros(2, 1), reward=reward, terminated=ended & ~cut, truncated=cut,
             info={"cut": cut},
         )  # fmt: skip
-        tracker.add(reward)
+        tracker.add_rewards(reward)
         table.add("unseen", "greedy", policy, torch.zeros(2, 1), step, tracker)
-        tracker.end(ended, cut)
+        tracker.finish_episodes(ended, cut)
     rows = csv.DictReader(text.getvalue().splitlines())
     assert [(row["reward"], row["episode"]) for row in rows] == [("2.0", "1"), ("3.0", "1")]
 

@@ -39,7 +39,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "shutil.copytree(temporary, final)", SAVE,
     ),
     ("runs/checkpoint.py", "                fsync_path(folder)\n", "", SAVE),
-    ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
+    ("runs/checkpoint.py", "(folder)[:-keep]", "(folder)[:keep]", SAVE),
     (
         "runs/checkpoint.py", "digest != hash_file(path / file)", "False",
         "tests/runs/test_checkpoint.py -k flipped_bit",

@@ -27,7 +27,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
 from phasicrl.execution.executor import EagerStep
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import checkpoints, load_part, num_processes
+from phasicrl.runs.checkpoint import list_checkpoints, load_part, num_processes
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training import agreement
 from phasicrl.training.run import Run
@@ -89,7 +89,7 @@ def said(folder: Path) -> list[str]:
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint."""
     path = run_directory(folder)
-    return next(reversed(checkpoints(path / "checkpoints")), None) if path else None
+    return next(reversed(list_checkpoints(path / "checkpoints")), None) if path else None
 
 
 def is_amid_a_phase(checkpoint: Path | None) -> bool:

@@ -18,7 +18,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.envpool import GAMES, PROCGEN, distributions, task_families
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
-from phasicrl.spaces import ActionLayout, choices
+from phasicrl.spaces import ActionLayout, count_choices
 from tests.faults.conftest import Fault
 from tests.helpers import skip_without_envpool
 
@@ -44,7 +44,7 @@ def tasks(family: str) -> list[EnvConfig]:
 
 def draw(envs: VectorEnv, generator: np.random.Generator) -> torch.Tensor:
     """Random actions `[B]` or `[B, K]`."""
-    layout, widths = ActionLayout(envs.action_space), choices(envs.action_space)
+    layout, widths = ActionLayout(envs.action_space), count_choices(envs.action_space)
     shape = (envs.num_envs, *layout.shape)
     if widths:
         return torch.from_numpy(generator.integers(min(widths), size=shape))

@@ -12,7 +12,7 @@ import pytest
 from phasicrl import algorithm, cli
 from phasicrl.config import ModelConfig
 from phasicrl.lab import bench
-from phasicrl.lab.bench import measure
+from phasicrl.lab.bench import measure_speed
 from phasicrl.system.provenance import commit
 from phasicrl.training.build import start_run
 from tests.helpers import corridor, tiny, tiny_aux
@@ -28,7 +28,7 @@ def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
     model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
-    report = measure(
+    report = measure_speed(
         config.with_updates({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
         seconds=0.01,
         make_env=corridor,
@@ -74,7 +74,7 @@ def test_cut_phases_have_the_same_work_for_a_step(
     tmp_path: Path, aux: dict[str, int], every: int, passes: float
 ) -> None:
     config = tiny(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
-    report = measure(config, seconds=0.01, make_env=corridor)
+    report = measure_speed(config, seconds=0.01, make_env=corridor)
     assert (
         report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
     )
@@ -88,7 +88,7 @@ def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None
         "checkpoint.every_iterations": 1, "log.epochs": True, "log.wandb": True,
         "log.wandb_project": "foo", "evaluation.every_iterations": 1,
     })  # fmt: skip
-    config = measure(config, seconds=0.01, make_env=corridor).config
+    config = measure_speed(config, seconds=0.01, make_env=corridor).config
     assert not config.checkpoint.is_periodic and not config.log.epochs and not config.log.wandb
     assert config.log.console == "off" and not config.log.tensorboard
     assert config.evaluation.every_iterations is None
@@ -132,4 +132,4 @@ def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
 def test_a_duration_is_positive_and_finite(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(ValueError, match=f"seconds is {seconds}"):
-        measure(tiny(tmp_path), seconds=seconds)
+        measure_speed(tiny(tmp_path), seconds=seconds)

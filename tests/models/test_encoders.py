@@ -153,8 +153,16 @@ def test_encoding_leaves_the_observations_alone() -> None:
 
 
 def test_layouts_are_distinguished_by_their_channels() -> None:
-    assert encoders.image_shape((64, 64, 3)) == encoders.image_shape((3, 64, 64)) == (64, 64, 3)
-    assert encoders.image_shape((84, 60, 4)) == encoders.image_shape((4, 84, 60)) == (84, 60, 4)
+    assert (
+        encoders.to_height_width_channels((64, 64, 3))
+        == encoders.to_height_width_channels((3, 64, 64))
+        == (64, 64, 3)
+    )
+    assert (
+        encoders.to_height_width_channels((84, 60, 4))
+        == encoders.to_height_width_channels((4, 84, 60))
+        == (84, 60, 4)
+    )
 
 
 @pytest.mark.parametrize(("size", "num_inputs"), [(84, 3136), (64, 1024), (36, 64)])
@@ -232,7 +240,7 @@ def test_finite_sets_become_one_hot(
     space: gym.Space[Any], obs: list[Any], expected: list[Any]
 ) -> None:
     assert encoders.to_vector(torch.tensor(obs), space).tolist() == expected
-    assert encoders.vector_size(space) == len(expected[0])
+    assert encoders.flat_size(space) == len(expected[0])
     if space is not NUMBERS:
         config = ModelConfig(encoder="mlp", hidden_sizes=(5,))
         encoder = build_encoder(space, config, generator=Generator().manual_seed(0))

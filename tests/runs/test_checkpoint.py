@@ -24,7 +24,7 @@ from phasicrl.distributed import World
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import (
     CheckpointError,
-    checkpoints,
+    list_checkpoints,
     load_checkpoint,
     load_part,
     save_checkpoint,
@@ -78,7 +78,7 @@ def test_files_of_tensors_may_be_read_by_whom_the_user_lets(tmp_path: Path) -> N
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for steps in (5, 100, 20):
         save(tmp_path, steps, keep=2)
-    assert [path.name[-3:] for path in checkpoints(tmp_path)] == ["020", "100"]
+    assert [path.name[-3:] for path in list_checkpoints(tmp_path)] == ["020", "100"]
 
 
 def flip(path: Path, at: int) -> None:
@@ -143,7 +143,7 @@ def test_what_is_damaged_does_not_stand_in_the_way_of_the_next_save(tmp_path: Pa
 def test_a_copy_under_another_name_is_no_checkpoint(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     shutil.copytree(path, tmp_path / "step-best")
-    assert checkpoints(tmp_path) == [path]
+    assert list_checkpoints(tmp_path) == [path]
 
 
 def test_a_checkpoint_of_another_run_is_skipped(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_save_that_is_cut_off_leaves_the_one_before(
             with pytest.raises(OSError, match="power cut"):
                 save(tmp_path, 2, {"which": "new"})
         assert load_checkpoint(tmp_path)[0].tree["which"] == "old"
-        assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000001"]
+        assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000000001"]
     save(tmp_path, 2, {"which": "new"})  # what the crash left does not stand in the way
     assert load_checkpoint(tmp_path)[0].tree["which"] == "new"
     assert not list(tmp_path.glob(".*tmp"))
@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_what_was_saved_before_and_no_temporary_folder(
             save(tmp_path, 2, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert sorted(tmp_path.rglob("*")) == before and checkpoints(tmp_path) == [first]
+    assert sorted(tmp_path.rglob("*")) == before and list_checkpoints(tmp_path) == [first]
     save(tmp_path, 2)
 
 
@@ -302,4 +302,4 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", refuse)
         newest = save(tmp_path, 2, keep=1)
-    assert checkpoints(tmp_path)[-1] == newest
+    assert list_checkpoints(tmp_path)[-1] == newest

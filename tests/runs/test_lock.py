@@ -11,7 +11,7 @@ import pytest
 
 from phasicrl.algorithm import resume, train
 from phasicrl.runs.lock import RunLock
-from phasicrl.training.build import resume_run
+from phasicrl.training.build import restore_run
 from tests.helpers import corridor, tiny
 
 HOLD = """
@@ -39,7 +39,7 @@ def test_a_run_that_trains_cannot_be_resumed(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     rows = (run.directory / "metrics.jsonl").read_bytes()
     named = pytest.raises(ValueError, match=f"in use by process {os.getpid()} ")
-    with resume_run(run.directory, make_env=corridor), named:
+    with restore_run(run.directory, make_env=corridor), named:
         resume(run.directory, make_env=corridor)
     assert (run.directory / "metrics.jsonl").read_bytes() == rows
     resume(run.directory, make_env=corridor)  # it is free again

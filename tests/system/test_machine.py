@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phasicrl.system import machine
-from phasicrl.system.machine import cgroup_quota, num_cores
+from phasicrl.system.machine import cgroup_cpu_quota, num_cores
 
 GROUPS = {
     "version 2, no limit": ("0::/a/b\n", {"a/cpu.max": "max 100000"}, None),
@@ -37,11 +37,11 @@ def test_the_tightest_limit_of_the_control_groups_counts(name: str, tmp_path: Pa
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text + "\n")
-    assert cgroup_quota(groups, root) == expected
+    assert cgroup_cpu_quota(groups, root) == expected
 
 
 def test_where_there_are_no_control_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert cgroup_quota(tmp_path / "none", tmp_path) is None
+    assert cgroup_cpu_quota(tmp_path / "none", tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_half_a_core_more_is_one_and_there_is_always_one(
     quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5})
-    monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(machine, "cgroup_cpu_quota", lambda: quota)
     assert num_cores() == cores

@@ -182,7 +182,7 @@ def test_a_resumed_run_is_the_unbroken_one(
         with pytest.raises(Stopped):
             learn(unbroken, on_iteration=stop_after(stop))
         directory = Path(shutil.copytree(unbroken.directory, tmp_path / "copy"))
-        with build.resume_run(directory, make_env=make_env) as resumed:
+        with build.restore_run(directory, make_env=make_env) as resumed:
             assert resumed.iteration == stop and resumed.buffer.num_filled == (
                 0 if aux is None else stop % 3
             )
@@ -341,12 +341,12 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=512, checkpoint=EVERY_ITERATION)
     directory = stopped_after(3, config.with_updates({"log.console": "plain"}))
     (RunDirectory(directory).checkpoints[-1] / damaged).write_text("torn")
-    with build.resume_run(directory, make_env=corridor) as run:
+    with build.restore_run(directory, make_env=corridor) as run:
         assert "step-000000000096 cannot be used" in capsys.readouterr().out
         with pytest.raises(Stopped):
             learn(run, on_iteration=lambda run, record: (_ for _ in ()).throw(Stopped))
         expected = {name: x.clone() for name, x in run.buffer.rollout(2).tensors().items()}
-    with build.resume_run(directory, make_env=corridor) as again:
+    with build.restore_run(directory, make_env=corridor) as again:
         assert again.iteration == 3
         assert_same(expected, again.buffer.rollout(2).tensors())
 

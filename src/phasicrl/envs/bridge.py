@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.envs.checks import Interface
+from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, Watchdog
 from phasicrl.seeding import env_seeds
@@ -141,11 +141,11 @@ class NumpyVectorEnv:
     reset_seconds: float = RESET_SECONDS
     remedy = ""
 
-    def __init__(self, name: str, num_envs: int, interface: Interface) -> None:
-        self.name, self.num_envs, self.mask_size = name, num_envs, interface.mask_size
-        self.observation_space = interface.observation_space
-        self.action_space = interface.action_space
-        self.has_masks = interface.mask_source is not None
+    def __init__(self, name: str, num_envs: int, properties: EnvProperties) -> None:
+        self.name, self.num_envs, self.mask_size = name, num_envs, properties.mask_size
+        self.observation_space = properties.observation_space
+        self.action_space = properties.action_space
+        self.has_masks = properties.mask_source is not None
         self.action_mask: Tensor | None = None
         self._layout = ObservationLayout(self.observation_space)
         self._actions = ActionLayout(self.action_space)
@@ -255,7 +255,7 @@ class NumpyVectorEnv:
         Raises:
             EnvError: a number is not finite, or outside its discrete space.
         """
-        if fault := self._layout.find_fault(stored):
+        if fault := self._layout.find_invalid(stored):
             index = fault[0] if env_ids is None else int(env_ids[fault[0]])
             self._fail(index, call, f"returned {fault[1]}")
         return stored

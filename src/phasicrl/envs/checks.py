@@ -24,7 +24,7 @@ from phasicrl.spaces import (
     ObservationLayout,
     as_float32,
     check_spaces,
-    choices,
+    count_choices,
     map_leaves,
 )
 
@@ -41,7 +41,7 @@ MASK_REMEDY = "return a mask with every reset and step; it may allow everything"
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class EnvProperties:
     """Common properties of all environments of one kind.
 
     Attributes:
@@ -61,10 +61,10 @@ class Interface:
     @property
     def mask_size(self) -> int:
         """Width of the masks; 0 if there are none, or they are not used."""
-        return sum(choices(self.action_space)) if self.use_masks and self.mask_source else 0
+        return sum(count_choices(self.action_space)) if self.use_masks and self.mask_source else 0
 
 
-class Fault(Exception):
+class BadResult(Exception):
     """Wrong value from an environment; the text completes a sentence about the call."""
 
 
@@ -77,14 +77,14 @@ def convert_errors(call: str) -> Iterator[None]:
         raise ImportError(f"{call} needs a package that is not installed: {error}") from error
     except EnvError:
         raise
-    except Fault as error:
+    except BadResult as error:
         raise EnvError(f"{call} {error}; {REMEDY}") from None
     except (Exception, SystemExit) as error:
         raise EnvError(f"{call} raised {type(error).__name__}: {error}") from error
 
 
-def detect_interface(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> Interface:
-    """Make one environment and return its interface.
+def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvProperties:
+    """Make one environment and return its properties.
 
     Raises:
         ValueError: the spaces are not supported.
@@ -95,21 +95,23 @@ def detect_interface(name: str, make_env: MakeEnv, *, use_masks: bool = True) ->
         env = make_env()
         if not isinstance(env, gym.Env):
             given = f"returned an object of type {type(env).__name__}"
-            raise Fault(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
+            raise BadResult(
+                f"{given}; expected a gymnasium.Env (the older `gym` is another package)"
+            )
     with contextlib.closing(env):
-        interface = read_spaces(name, env.observation_space, env.action_space)
-        source = interface.mask_source
-        if source is None and choices(interface.action_space):
+        properties = read_spaces(name, env.observation_space, env.action_space)
+        source = properties.mask_source
+        if source is None and count_choices(properties.action_space):
             if env.has_wrapper_attr("action_masks"):
                 source = "method"
             else:
                 with convert_errors(f"{name}: reset() of a first environment"):
                     _, info = check_tuple(env.reset(seed=0), 2)
                 source = "info" if MASK in info else None
-        return replace(interface, mask_source=source, use_masks=use_masks)
+        return replace(properties, mask_source=source, use_masks=use_masks)
 
 
-def read_spaces(name: str, space: Any, actions: Any) -> Interface:
+def read_spaces(name: str, space: Any, actions: Any) -> EnvProperties:
     """Return the interface of environments with these observation and action spaces.
 
     Raises:
@@ -117,27 +119,27 @@ def read_spaces(name: str, space: Any, actions: Any) -> Interface:
     """
     source: MaskSource | None = None
     # Masks apply to discrete components only.
-    if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
+    if count_choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
         source = "observation"
         space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
     space = as_float32(space)
     check_spaces(name, space, actions)
-    return Interface(space, actions, source)
+    return EnvProperties(space, actions, source)
 
 
 def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
     """Return the result of a reset (2 values) or a step (5 values).
 
     Raises:
-        Fault: the result is not a tuple of that size.
+        BadResult: the result is not a tuple of that size.
     """
     if not isinstance(result, tuple) or len(result) != size:
         given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise Fault(f"returned {given}; expected {_RESULT_TUPLES[size]}")
+        raise BadResult(f"returned {given}; expected {_RESULT_TUPLES[size]}")
     return result
 
 
-class GuardedEnv(gym.Env[Any, Any]):
+class CheckedEnv(gym.Env[Any, Any]):
     """Wrapper of one environment that copies, packs and checks its observations.
 
     Its spaces are a stored observation and a flat action; `info` contains the flat mask only,
@@ -149,18 +151,18 @@ class GuardedEnv(gym.Env[Any, Any]):
         make_env: function that makes the environment.
         name: name of the environment, for messages.
         restarts: whether a failed environment is replaced.
-        interface: spaces and source of masks.
+        properties: spaces and source of masks.
         index: index among the environments of this process.
     """
 
     def __init__(
-        self, make_env: MakeEnv, name: str, restarts: bool, interface: Interface, index: int
+        self, make_env: MakeEnv, name: str, restarts: bool, properties: EnvProperties, index: int
     ) -> None:
-        self._make_env, self._name, self._interface = make_env, name, interface
+        self._make_env, self._name, self._properties = make_env, name, properties
         self.env_index, self._restarts = index, restarts
-        self._layout = ObservationLayout(interface.observation_space)
-        self._actions = ActionLayout(interface.action_space)
-        self._widths = choices(interface.action_space)
+        self._layout = ObservationLayout(properties.observation_space)
+        self._actions = ActionLayout(properties.action_space)
+        self._widths = count_choices(properties.action_space)
         # Vector environments use only the shapes and dtypes of these spaces.
         self.observation_space = gym.spaces.Box(0, 1, self._layout.shape, self._layout.dtype.type)
         self.action_space = gym.spaces.Box(0, 1, self._actions.shape, self._actions.dtype.type)
@@ -189,13 +191,13 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._num_steps += 1
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])
-            env_action = map_leaves(self._interface.action_space, lambda part: part[0], batch)
+            env_action = map_leaves(self._properties.action_space, lambda part: part[0], batch)
             result = check_tuple(self.env.step(env_action), 5)
             obs, reward, terminated, truncated, info = result
             reward = float(np.asarray(reward).item())
             if terminated not in (False, True) or truncated not in (False, True):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
-                raise Fault(f"returned {ends}; expected True or False")
+                raise BadResult(f"returned {ends}; expected True or False")
             # The mask of a final observation is not used.
             mask = {} if terminated or truncated else self._mask(obs, info)
             self._last_obs = self._store(obs)
@@ -274,40 +276,46 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _store(self, obs: Any) -> np.ndarray:
         """Return a packed copy of an observation."""
         try:
-            space = self._interface.observation_space
+            space = self._properties.observation_space
             batch = map_leaves(space, lambda value: np.array(value)[None], obs)
             return self._layout.pack(batch, 1)[0]
         except ValueError as error:
-            raise Fault(f"returned a wrong observation: {error}") from None
+            raise BadResult(f"returned a wrong observation: {error}") from None
 
     def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
         """Return the mask of an observation as an `info`; empty without masks."""
-        source = self._interface.mask_source
-        if not self._interface.use_masks:
+        source = self._properties.mask_source
+        if not self._properties.use_masks:
             return {}
         if source is None:
             if self._widths and isinstance(info, Mapping) and MASK in info:
-                raise Fault(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
+                raise BadResult(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
             return {}
         if source == "method":
             given = self.env.get_wrapper_attr("action_masks")()
         else:
             holder = obs if source == "observation" else info
             if not isinstance(holder, Mapping) or MASK not in holder:
-                raise Fault(f"returned no {MASK!r} in its {source}; {MASK_REMEDY}")
+                raise BadResult(f"returned no {MASK!r} in its {source}; {MASK_REMEDY}")
             given = holder[MASK]
         try:
-            mask = flatten_mask(self._interface.action_space, given)
+            mask = flatten_mask(self._properties.action_space, given)
         except ValueError as error:
-            raise Fault(f"returned {error}") from None
+            raise BadResult(f"returned {error}") from None
         if blocked := find_blocked(self._widths, mask[None]):
-            raise Fault(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
+            raise BadResult(
+                f"returned a mask that allows nothing in component {blocked[1]}: {mask}"
+            )
         return {MASK: mask}
 
     def _fault(self, call: str, error: BaseException) -> EnvError:
-        text = str(error) if isinstance(error, Fault) else f"raised {type(error).__name__}: {error}"
+        text = (
+            str(error)
+            if isinstance(error, BadResult)
+            else f"raised {type(error).__name__}: {error}"
+        )
         location = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
         fault = EnvError(f"{location} {text}; {REMEDY}")
-        if not isinstance(error, Fault):
+        if not isinstance(error, BadResult):
             fault.add_note("".join(traceback.format_exception(error)))
         return fault

@@ -49,7 +49,7 @@ import numpy as np
 
 from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
 from phasicrl.envs.bridge import EnvShare, NumpyStep, NumpyVectorEnv
-from phasicrl.envs.checks import Interface
+from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import read_options
 from phasicrl.envs.protocol import ExactState
@@ -119,7 +119,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         # EnvPool caches the space, whose first use warns.
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             _ = self._pool.observation_space
-        super().__init__(name, num_envs, Interface(*spaces, None))
+        super().__init__(name, num_envs, EnvProperties(*spaces, None))
 
     def _reset(self) -> tuple[np.ndarray, None]:
         obs, _ = self._pool.reset()

@@ -25,7 +25,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import EnvConfig, OptionValue
 from phasicrl.envs.bridge import EnvShare, FirstObs, NumpyStep, NumpyVectorEnv
-from phasicrl.envs.checks import MASK, REMEDY, GuardedEnv, MakeEnv, detect_interface
+from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, inspect_env
 from phasicrl.envs.options import read_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
 from phasicrl.envs.protocol import EnvError, ExactState
@@ -35,7 +35,7 @@ from phasicrl.seeding import env_seeds
 class GymnasiumEnv(NumpyVectorEnv):
     """Batch of Gymnasium environments of one kind.
 
-    A `GuardedEnv` around each environment packs observations and unpacks actions, so that this
+    A `CheckedEnv` around each environment packs observations and unpacks actions, so that this
     class handles plain arrays for all spaces.
     """
 
@@ -59,9 +59,9 @@ class GymnasiumEnv(NumpyVectorEnv):
             ImportError: the environment needs a package that is missing.
             EnvError: the result is not a Gymnasium environment, or it cannot be made or reset.
         """
-        interface = detect_interface(name, make_env, use_masks=config.action_masks)
+        properties = inspect_env(name, make_env, use_masks=config.action_masks)
         self._max_restarts, self._num_restarts = config.max_restarts, 0
-        guard = functools.partial(GuardedEnv, make_env, name, self._max_restarts > 0, interface)
+        guard = functools.partial(CheckedEnv, make_env, name, self._max_restarts > 0, properties)
         makers: Any = [functools.partial(guard, index) for index in range(share.num_envs)]
         if config.parallel == "processes":  # the processes have separate deadlines
             self.step_seconds = self.reset_seconds = math.inf
@@ -71,7 +71,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         self._vector: Any = self._make_vector()
         self._share = share
         self._seeds: list[Any] | None = share.seeds()
-        super().__init__(name, share.num_envs, interface)
+        super().__init__(name, share.num_envs, properties)
 
     def _reset(self) -> FirstObs:
         obs, info = self._vector.reset(seed=self._seeds)

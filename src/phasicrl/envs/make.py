@@ -14,7 +14,7 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from phasicrl.config import EnvConfig
-from phasicrl.config_io import nearest_name
+from phasicrl.config_io import suggest_name
 from phasicrl.envs import envpool
 from phasicrl.envs.bridge import EnvShare, NumpyVectorEnv
 from phasicrl.envs.checks import MakeEnv
@@ -95,7 +95,7 @@ def _make_pool(backend: str, name: str, config: EnvConfig, share: EnvShare) -> N
 
 def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
     """Return the function that makes a registered environment with `env.options`."""
-    # Use the spec, because other processes do not know ids registered in this one. GuardedEnv
+    # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
     spec = gym.spec(name.rpartition(":")[2])
     options = get_make_options(spec, config.options)
@@ -124,7 +124,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
-    near = nearest_name(bare, [each for known in names.values() for each in known])
+    near = suggest_name(bare, [each for known in names.values() for each in known])
     missing = (
         "" if "envpool" in names else " EnvPool is not installed: pip install envpool (Linux only)."
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasicrl.config import OptionValue
-from phasicrl.config_io import nearest_name
+from phasicrl.config_io import suggest_name
 
 
 def read_options(
@@ -26,7 +26,7 @@ def read_options(
     for key in given:
         if key not in known and not takes_more:
             options = ", ".join(f"{option}={default}" for option, default in sorted(known.items()))
-            text = f"{name}: env.options has {key}, which does not exist{nearest_name(key, known)}"
+            text = f"{name}: env.options has {key}, which does not exist{suggest_name(key, known)}"
             raise ValueError(f"{text}; expected some of {options}")
     return {key: _read(name, key, value, known.get(key)) for key, value in given.items()}
 

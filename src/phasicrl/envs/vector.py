@@ -23,9 +23,9 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvShare, FirstObs, NumpyStep, NumpyVectorEnv
-from phasicrl.envs.checks import MASK, Fault, check_tuple, convert_errors, read_spaces
+from phasicrl.envs.checks import MASK, BadResult, check_tuple, convert_errors, read_spaces
 from phasicrl.masks import find_blocked
-from phasicrl.spaces import choices
+from phasicrl.spaces import count_choices
 
 MakeVectorEnv = Callable[[int], gym.vector.VectorEnv[Any, Any, Any]]
 """Function that makes a vector environment of a number of environments."""
@@ -52,18 +52,18 @@ class CustomVectorEnv(NumpyVectorEnv):
             self._vector: Any = make_vector_env(num_envs)
             if (size := getattr(self._vector, "num_envs", None)) != num_envs:
                 text = f"returned a {type(self._vector).__name__} with num_envs {size}"
-                raise Fault(f"{text}; expected a VectorEnv of {num_envs} environments")
+                raise BadResult(f"{text}; expected a VectorEnv of {num_envs} environments")
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
-        interface = read_spaces(name, *spaces)
-        self._widths = choices(interface.action_space)
+        properties = read_spaces(name, *spaces)
+        self._widths = count_choices(properties.action_space)
         with convert_errors(f"{name}: reset()"):
             obs, info = self._reset_vector(seed=share.seed + share.first_env)
         self._first: tuple[Any, Mapping[str, Any]] | None = obs, info
-        source = interface.mask_source or ("info" if self._widths and MASK in info else None)
+        source = properties.mask_source or ("info" if self._widths and MASK in info else None)
         self._from_obs = source == "observation"
-        interface = replace(interface, mask_source=source, use_masks=config.action_masks)
-        super().__init__(name, num_envs, interface)
+        properties = replace(properties, mask_source=source, use_masks=config.action_masks)
+        super().__init__(name, num_envs, properties)
 
     def _reset(self) -> FirstObs:
         with convert_errors(f"{self.name}: reset()"):
@@ -80,7 +80,9 @@ class CustomVectorEnv(NumpyVectorEnv):
             reward, terminated, truncated = rows = [np.array(row, kind) for kind, row in kinds]
             if any(row.shape != (self.num_envs,) for row in rows):
                 shapes = ", ".join(str(row.shape) for row in rows)
-                raise Fault(f"returned {shapes} as reward and flags; expected ({self.num_envs},)")
+                raise BadResult(
+                    f"returned {shapes} as reward and flags; expected ({self.num_envs},)"
+                )
             self._check_reward(reward)
             ended = terminated | truncated
             if not ended.any():
@@ -97,7 +99,9 @@ class CustomVectorEnv(NumpyVectorEnv):
                 first = self._store(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
                     text = "resets all environments in reset(options={'reset_mask': …})"
-                    raise Fault(f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP")
+                    raise BadResult(
+                        f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP"
+                    )
                 stored[ended] = first[ended]
                 if mask is not None:
                     mask |= self._read_mask(obs, info, ended)
@@ -115,7 +119,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         """Return the final observations of the ended episodes, as a batch of the space."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         if finals is None:
-            raise Fault("ended an episode without info['final_obs']; expected with SAME_STEP")
+            raise BadResult("ended an episode without info['final_obs']; expected with SAME_STEP")
         if not isinstance(finals, np.ndarray) or finals.dtype != object:
             finals = iterate(batch_space(space, self.num_envs), finals)
         rows = [row for row, end in zip(finals, ended, strict=True) if end]
@@ -129,8 +133,8 @@ class CustomVectorEnv(NumpyVectorEnv):
         mask = (obs if self._from_obs else info).get(MASK)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
-            raise Fault(f"returned action masks of {given}; expected {shape} of True and False")
+            raise BadResult(f"returned action masks of {given}; expected {shape} of True and False")
         mask = np.array(mask, dtype=bool) & rows[:, None]
         if blocked := find_blocked(self._widths, mask[rows]):
-            raise Fault(f"returned a mask that allows nothing in component {blocked[1]}")
+            raise BadResult(f"returned a mask that allows nothing in component {blocked[1]}")
         return mask

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep, VectorEnv
 from phasicrl.masks import find_blocked
-from phasicrl.spaces import choices
+from phasicrl.spaces import count_choices
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
 """Function of stored observations `[B, …]` and the environments' masks `[B, A]` or None.
@@ -109,7 +109,7 @@ class HeuristicMask(_Wrapper):
         """
         super().__init__(envs)
         self._function, self.num_steps, self.env_steps = function, num_steps, env_steps
-        self._widths = choices(envs.action_space)
+        self._widths = count_choices(envs.action_space)
         if not self._widths:
             text = f"{envs.name}: mask_actions is given, and actions are {envs.action_space}"
             raise ValueError(f"{text}; expected a discrete component")

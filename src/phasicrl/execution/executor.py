@@ -192,7 +192,9 @@ class EagerStep:
         with executor.explain_oom("a gradient step", self._remedy):
             settings.optimizer.zero_grad(set_to_none=True)
             # Accumulate the gradients of the micro-batches, then clip them and step.
-            for piece, share in executor.micro_batches(minibatch.gather(), phase=settings.phase):
+            for piece, share in executor.micro_batches(
+                minibatch.copy_samples(), phase=settings.phase
+            ):
                 with executor.turn():
                     value, terms = self._loss(piece, *coefficients)
                     (value * share).backward()

@@ -124,7 +124,7 @@ class CompiledUpdate:
     ) -> None:
         self._loss, self._settings, self._example = loss, settings, minibatch
         named = dict(loss.module.named_parameters())
-        value, _ = loss(minibatch.gather(), *coefficients)
+        value, _ = loss(minibatch.copy_samples(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         trained = {
             name: parameter
@@ -185,11 +185,11 @@ class CompiledUpdate:
             return torch.cat([terms, update(*tensors, *gradients)])
 
         if mean is None:
-            call = compiled.compile_(step, flat)
+            call = compiled.compile_for_inputs(step, flat)
             return lambda tensors: call(*tensors)
-        first = compiled.compile_(backward, flat)
+        first = compiled.compile_for_inputs(backward, flat)
         zeros = [torch.zeros_like(parameter) for parameter in example.parameters]
-        second = compiled.compile_(update, [*flat, *zeros])
+        second = compiled.compile_for_inputs(update, [*flat, *zeros])
 
         def step_of_ranks(tensors: list[Tensor]) -> Tensor:
             *gradients, terms = first(*tensors)
@@ -209,7 +209,7 @@ class CompiledUpdate:
             value, terms = compiled.call_with_tensors(
                 self._loss.module,
                 tensors,
-                lambda: self._loss(minibatch.gather(), *inputs.coefficients),
+                lambda: self._loss(minibatch.copy_samples(), *inputs.coefficients),
             )
             gradients = list(torch.autograd.grad(value, leaves))
         self.names = (*terms, self._settings.norm_name)

@@ -47,7 +47,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of `measure`.
+    """Result of `measure_speed`.
 
     Attributes:
         config: what was trained.
@@ -88,7 +88,7 @@ class Report:
         return json.dumps(values | {"config": json.loads(self.config.to_json())}, indent=2)
 
 
-def measure(
+def measure_speed(
     config: Config, *, seconds: float = 30.0, trace: Path | None = None, **user_objects: Any
 ) -> Report:
     """Measure how fast this machine trains, and where the time goes.

@@ -187,10 +187,10 @@ class _BenchOptions:
 def _bench(words: list[str]) -> None:
     """Measure how fast this machine trains: `phasicrl bench PRESET [OPTIONS]`."""
     options, config = cli.parse_run(words, "bench", _BenchOptions)
-    from phasicrl.lab.bench import measure, print_report
+    from phasicrl.lab.bench import measure_speed, print_report
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    report = measure(config, seconds=options.seconds, trace=options.trace)
+    report = measure_speed(config, seconds=options.seconds, trace=options.trace)
     options.output.write_text(report.to_json() + "\n")
     print_report(report)
     print(f"everything: {options.output}")

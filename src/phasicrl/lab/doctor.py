@@ -99,7 +99,7 @@ def make_table(checks: Iterable[Check]) -> Table:
     return table
 
 
-def step_env(env_id: str) -> str:
+def probe_env(env_id: str) -> str:
     """Step an environment, and describe its observations.
 
     Raises:
@@ -123,7 +123,7 @@ def _probe(name: str) -> Check:
         remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
         return Check(name, "missing", f"{package} is not installed", remedy)
     if code.partition(":")[0] in ("procgen", "envpool", "gymnasium"):
-        code = f"from phasicrl.lab.doctor import step_env; print(step_env({code!r}))"
+        code = f"from phasicrl.lab.doctor import probe_env; print(probe_env({code!r}))"
     words = [sys.executable, "-c", code]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_SECONDS)

@@ -20,7 +20,7 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, choices, get_part, is_image, leaves
+from phasicrl.spaces import ObservationLayout, count_choices, get_part, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -59,7 +59,7 @@ class ImpalaCNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
         init = Initializer(config.init, generator)
-        height, width, in_channels = image_shape(shape)
+        height, width, in_channels = to_height_width_channels(shape)
         # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
         # the first convolution of a stack.
         residual = (len(config.channels) * max(config.blocks, 1)) ** -0.25
@@ -97,7 +97,7 @@ class NatureCNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
         init = Initializer(config.init, generator)
-        height, width, in_channels = image_shape(shape)
+        height, width, in_channels = to_height_width_channels(shape)
         if min(height, width) < 36:
             given = f"model.encoder is nature, and images are {height}×{width}"
             raise ValueError(f"{given}; expected at least 36×36. Use model.encoder impala")
@@ -178,7 +178,7 @@ class TreeEncoder(nn.Module):
         kind, init = ENCODERS[config.encoder], Initializer(config.init, generator)
         cnns = [kind(tuple(part.shape or ()), config, generator) for _, part in images]
         self.images = nn.ModuleList(cnns)
-        width = sum(vector_size(part) for _, part in self.numbers)
+        width = sum(flat_size(part) for _, part in self.numbers)
         self.dense = Dense(width, config, init, config.activation) if width else None
         networks = [*cnns, self.dense] if self.dense else cnns
         self.num_features = sum(network.num_features for network in networks)
@@ -209,7 +209,7 @@ class ObservationReader(nn.Module):
         self.parts = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm.statistics != "none":
-            size = sum(vector_size(part) for _, part in self.parts)
+            size = sum(flat_size(part) for _, part in self.parts)
             if not size:
                 given = f"obs_norm.statistics is {norm.statistics}, observation_space is {space}"
                 raise ValueError(f"{given}; expected none for observations without vectors")
@@ -245,7 +245,7 @@ class ObservationReader(nn.Module):
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """Return the tree with its normalized numbers replaced by these."""
-        widths = [vector_size(part) for _, part in self.parts]
+        widths = [flat_size(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
         values |= {
@@ -264,10 +264,10 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
     return TreeEncoder(space, config, generator)
 
 
-def vector_size(space: gym.Space[Any]) -> int:
+def flat_size(space: gym.Space[Any]) -> int:
     """Return the width V of a part of an observation as a vector, see `to_vector`."""
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return sum(choices(space))
+        return sum(count_choices(space))
     return math.prod(space.shape or ())
 
 
@@ -276,7 +276,7 @@ def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[T
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return _as_rows(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
-    pairs = zip(columns, choices(space), strict=True)
+    pairs = zip(columns, count_choices(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 
@@ -285,7 +285,7 @@ def _as_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
     return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 
 
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+def to_height_width_channels(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return height, width and channels of images `[H, W, C]` or `[C, H, W]`.
 
     Channels are first if they are fewer than both other axes.

@@ -16,7 +16,7 @@ from torch.nn import functional
 from phasicrl.config import ActionConfig, ModelConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
 from phasicrl.models.init import Initializer
-from phasicrl.spaces import choices, leaves
+from phasicrl.spaces import count_choices, leaves
 
 
 class PolicyHead(nn.Module):
@@ -79,7 +79,7 @@ class PolicyHead(nn.Module):
         for box in boxes:
             _check_bounds(box, action)
         self.action, self.rescales = action, action.rescale or action.squash == "tanh"
-        part_widths = [choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
+        part_widths = [count_choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
         self.widths = widths = list(chain(*part_widths))
         kinds = sorted(set(widths), key=lambda width: (width == 0, width))
         order = [column for kind in kinds for column, width in enumerate(widths) if width == kind]
@@ -111,7 +111,9 @@ class PolicyHead(nn.Module):
         from_features = action.std in ("softplus", "softplus_tanh", "exp")
         num_outputs = self.mask_size + n * (1 + from_features)
         linear = nn.Linear(num_features, num_outputs)
-        self.linear = Initializer(model.head_scheme, generator)(linear, model.policy_head_scale)
+        self.linear = Initializer(model.head_initialization, generator)(
+            linear, model.policy_head_scale
+        )
 
     def forward(
         self,

@@ -100,7 +100,7 @@ def save_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if world.is_first:
-        for old in checkpoints(folder)[:-keep]:
+        for old in list_checkpoints(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)  # retried at the next checkpoint
     return final
 
@@ -111,7 +111,7 @@ def _write_part(
     """Write the files of one process, and return the SHA-256 of each."""
     previous, known = folder, {}
     with suppress(IndexError, OSError, ValueError):  # no checkpoint, or a damaged one
-        previous = checkpoints(folder)[-1]
+        previous = list_checkpoints(folder)[-1]
         parts = _read_manifest(previous)["files"]
         # With another number of processes, parts differ.
         known = parts[world.rank] if len(parts) == world.size else {}
@@ -150,13 +150,13 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
         CheckpointError: there is no undamaged checkpoint; the message has all reasons.
     """
     rejected: list[str] = []
-    for path in reversed(checkpoints(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
             part = load_part(path, run=run)
         except Exception as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
-        for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
+        for newer in list_checkpoints(folder)[-len(rejected) :] if rejected else []:
             os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
         return part, rejected
     reasons = "; ".join(rejected) or "the run ended before its first one"
@@ -191,7 +191,7 @@ def num_processes(path: Path) -> int:
     return len(_read_manifest(path)["files"])
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
     # The end of an iteration sorts after its auxiliary epochs.

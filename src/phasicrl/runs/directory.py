@@ -216,9 +216,9 @@ class RunDirectory:
     @property
     def checkpoints(self) -> list[Path]:
         """Finished checkpoints, oldest first."""
-        from phasicrl.runs.checkpoint import checkpoints
+        from phasicrl.runs.checkpoint import list_checkpoints
 
-        return checkpoints(self.checkpoint_folder)
+        return list_checkpoints(self.checkpoint_folder)
 
     def weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
         """Read the agent's last weights, or its best ones by the run's evaluations.

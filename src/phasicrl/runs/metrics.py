@@ -21,10 +21,10 @@ from time import monotonic
 from typing import Any
 
 from phasicrl.config import Config
-from phasicrl.config_io import nearest_name
+from phasicrl.config_io import suggest_name
 from phasicrl.runs.console import Display, Values
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
@@ -146,7 +146,7 @@ class MetricsLog:
     def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
         """Append a row to a file, with null for NaN and infinity; return the values in order."""
         if unknown := record.keys() - METRICS.keys():
-            near = nearest_name(min(unknown), METRICS)
+            near = suggest_name(min(unknown), METRICS)
             raise ValueError(f"metric is {min(unknown)!r}; expected a name in METRICS{near}")
         values = {metric: float(record[metric]) for metric in METRICS if metric in record}
         if (file := self._files.get(name)) is not None:
@@ -333,7 +333,7 @@ class _WandB:
     name = "Weights & Biases"
 
     def __init__(self, run_dir: Path, config: Config) -> None:
-        wandb = optional_module("wandb", "log.wandb needs Weights & Biases", "wandb")
+        wandb = import_optional("wandb", "log.wandb needs Weights & Biases", "wandb")
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")

@@ -17,11 +17,11 @@ def num_cores() -> int:
 
     The quota of a control group is rounded: a thread with less than half a core would delay others.
     """
-    cores, quota = len(os.sched_getaffinity(0)), cgroup_quota()
+    cores, quota = len(os.sched_getaffinity(0)), cgroup_cpu_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))
 
 
-def cgroup_quota(
+def cgroup_cpu_quota(
     groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
     """Return the CPU quota of this process's control groups, in cores; None without a limit.
@@ -72,12 +72,12 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def optional_module(name: str, need: str, extra: str = "lab") -> Any:
+def import_optional(name: str, message: str, extra: str = "lab") -> Any:
     """Import a module of an optional package.
 
     Args:
         name: name of the module.
-        need: beginning of the error message, such as `films need imageio-ffmpeg`.
+        message: beginning of the error message, such as `films message imageio-ffmpeg`.
         extra: extra of phasicrl with the package.
 
     Raises:
@@ -86,4 +86,4 @@ def optional_module(name: str, need: str, extra: str = "lab") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ModuleNotFoundError(f"{need}: pip install 'phasicrl[{extra}]'") from None
+        raise ModuleNotFoundError(f"{message}: pip install 'phasicrl[{extra}]'") from None

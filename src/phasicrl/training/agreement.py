@@ -13,7 +13,7 @@ _SECONDS = 10.0
 """Maximum time for a new file to appear on all machines of a network file system."""
 
 
-def check_shares(config: Config, world: World) -> None:
+def check_divisible_by_ranks(config: Config, world: World) -> None:
     """Check that environments and minibatches divide equally among the processes.
 
     Raises:
@@ -35,7 +35,7 @@ def check_shares(config: Config, world: World) -> None:
             )
 
 
-def check_shared(files: RunDirectory, world: World) -> None:
+def check_directory_is_shared(files: RunDirectory, world: World) -> None:
     """Check that this process sees the run directory of rank 0.
 
     Raises:

@@ -10,7 +10,7 @@ MAX_COUNTS = 2_000_000  # 16 MB
 _TAIL = (1.0 - 0.95) / 2.0
 
 
-def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
+def bootstrap_mean_interval(values: ArrayLike) -> tuple[float, float]:
     """Return the 95 % interval of the mean by the percentile bootstrap (Efron 1979).
 
     The result is deterministic; a single value has an interval of width 0.

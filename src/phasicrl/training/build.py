@@ -40,7 +40,7 @@ from phasicrl.spaces import is_image, leaves
 from phasicrl.system.machine import num_cores, versions
 from phasicrl.system.provenance import commit
 from phasicrl.system.signals import Signals
-from phasicrl.training.agreement import check_shared, check_shares
+from phasicrl.training.agreement import check_directory_is_shared, check_divisible_by_ranks
 from phasicrl.training.run import Run
 from phasicrl.training.unused import unused_options
 from phasicrl.training.warm_start import load_matching_weights
@@ -86,7 +86,7 @@ def start_run(
         import_module(module)
     runs = RunDirectory.find(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:
-        return resume_run(runs[-1].path, world=world, **user)
+        return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as resources, ExitStack() as undo:
         signals = resources.enter_context(Signals(world.request_end))
@@ -110,7 +110,7 @@ def start_run(
     return run
 
 
-def resume_run(
+def restore_run(
     directory: Path,
     *,
     accept_config_changes: bool = False,
@@ -231,7 +231,7 @@ def _build_run(
     """
     world.check_same("configuration", config.values)
     world.check_same("versions", lambda: versions() | {"commit": commit()})
-    check_shares(config, world)
+    check_divisible_by_ranks(config, world)
     with world.sync_errors("preparing the run"):
         device = find_device(config.compute.device)
         envs, since, obs, remark = _open_envs(config, user, world, state)
@@ -244,7 +244,7 @@ def _build_run(
         resources.enter_context(torch_settings(plan))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
-        check_shared(files, world)
+        check_directory_is_shared(files, world)
         path = files.path if world.is_first else None
         log = resources.enter_context(MetricsLog(path, config, saved=state and state["log"]))
     for message in messages:

@@ -17,12 +17,12 @@ from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects
-from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
     check_levels,
     levels_in,
-    load_from_lab,
+    load_lab_object,
     make_evaluation_envs,
     run_agent,
 )
@@ -59,7 +59,7 @@ class Evaluation:
             "mean_return": self.mean_return,
             "std_return": float(returns.std()),
             "median_return": float(np.median(returns)),
-            "interval_95": list(bootstrap_interval(returns)),
+            "interval_95": list(bootstrap_mean_interval(returns)),
             "mean_length": float(np.mean(self.lengths)),
         }
 
@@ -173,7 +173,7 @@ def evaluate(
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     agent, results = None, []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
-        table = None if file is None else load_from_lab("StepTable")(file)
+        table = None if file is None else load_lab_object("StepTable")(file)
         for which, policy in product(levels_in(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load(envs, weights)

@@ -20,7 +20,7 @@ from phasicrl.models.distributions import Policy
 from phasicrl.seeding import derive_seed
 
 
-def load_from_lab(name: str) -> Any:
+def load_lab_object(name: str) -> Any:
     """Load an object that the lab registers in the entry-point group `phasicrl.lab`.
 
     Raises:
@@ -64,12 +64,12 @@ class EpisodeTracker:
         """Environments whose current episode counts, `[B]` bool."""
         return self._left > 0
 
-    def add(self, reward: Tensor) -> None:
+    def add_rewards(self, reward: Tensor) -> None:
         """Add the rewards `[B]` of one step."""
         self.returns += reward
         self.lengths += 1
 
-    def end(self, ended: Tensor, cut: Tensor) -> None:
+    def finish_episodes(self, ended: Tensor, cut: Tensor) -> None:
         """Finish episodes where `ended`, `[B]` bool; those `cut` by a fault do not count."""
         counted = ended & self.counted_envs & ~cut
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
@@ -171,10 +171,10 @@ def run_episodes(
     while tracker.counted_envs.any():
         action, state = act(inputs)
         step = envs.step(action)
-        tracker.add(step.reward)
+        tracker.add_rewards(step.reward)
         on_step(step, tracker)
         ended = step.terminated | step.truncated
-        tracker.end(ended, step.info.get("cut", torch.zeros_like(ended)))
+        tracker.finish_episodes(ended, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
@@ -221,10 +221,10 @@ def run_agent(
             on_choice(inputs, output, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
-    def after_step(step: TimeStep, tracker: EpisodeTracker) -> None:
+    def record_step(step: TimeStep, tracker: EpisodeTracker) -> None:
         if on_step is not None:
             distribution, action = chosen
             on_step(policy, distribution, action, step, tracker)
 
     state = agent.initial_state(envs.num_envs)
-    return run_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=after_step)
+    return run_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=record_step)

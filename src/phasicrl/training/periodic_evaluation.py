@@ -17,7 +17,7 @@ from phasicrl.seeding import derive_seed
 from phasicrl.training.evaluation import (
     Episodes,
     levels_in,
-    load_from_lab,
+    load_lab_object,
     make_evaluation_envs,
     mean_episode,
     run_agent,
@@ -53,7 +53,7 @@ class PeriodicEvaluation:
         self._episodes = math.ceil(config.evaluation.episodes / world.size)
         self._recorder: Any = None
         if world.is_first and (config.evaluation.film or config.evaluation.steps):
-            self._recorder = load_from_lab("Recorder")(config, files, log, **self._user)
+            self._recorder = load_lab_object("Recorder")(config, files, log, **self._user)
 
     def is_due(self, iteration: int, env_steps: int) -> bool:
         """Return whether to evaluate after this iteration, as after the last one of a run."""

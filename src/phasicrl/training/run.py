@@ -356,7 +356,7 @@ class Run:
         with self.resources:  # among them `Signals`, which raises Preempted
             if error is None:
                 return
-            self.world.drop_request()
+            self.world.cancel_end_request()
             if self.world.is_first:
                 vars(error)["run_directory"] = self.directory
                 if isinstance(error, DivergedError):

@@ -16,7 +16,7 @@ def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, s
     numbers = [part for part in parts if not is_image(part)]
     unused: dict[str, str] = {}
 
-    def need(condition: object, what: str, paths: str) -> None:
+    def require(condition: object, what: str, paths: str) -> None:
         """Add the options whose paths begin with one of `paths`, unless the condition holds."""
         if not condition:
             begin = tuple(paths.split())
@@ -26,42 +26,42 @@ def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, s
     is_continuous = any(isinstance(part, Box) for _, part in leaves(envs.action_space))
     has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
     # fmt: off
-    need(is_pool, "an EnvPool environment", "env.num_threads")
-    need(backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts")
-    need(backend not in ("own", "vector"), "an environment's id", "env.options.")
-    need(backend == "procgen", "a Procgen game",
+    require(is_pool, "an EnvPool environment", "env.num_threads")
+    require(backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts")
+    require(backend not in ("own", "vector"), "an environment's id", "env.options.")
+    require(backend == "procgen", "a Procgen game",
          "env.distribution env.num_levels evaluation.levels")
-    need(len(numbers) < len(parts), "images", "compute.micro_batch")
-    need(is_continuous, "continuous actions", "action.")
-    need(model.encoder == "impala", "model.encoder impala",
+    require(len(numbers) < len(parts), "images", "compute.micro_batch")
+    require(is_continuous, "continuous actions", "action.")
+    require(model.encoder == "impala", "model.encoder impala",
          "model.channels model.blocks model.pooling")
-    need(dense and (model.encoder == "mlp" or numbers), "dense layers on numbers",
+    require(dense and (model.encoder == "mlp" or numbers), "dense layers on numbers",
          "model.activation model.value_activation")
-    need(model.value_path == "separate", "model.value_path separate",
+    require(model.value_path == "separate", "model.value_path separate",
          "model.value_activation ppo.value_learning_rate ppo.grad_norm_of")
-    need(model.memory != "none", "model.memory", "model.memory_size")
-    need(ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target")
-    need(ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step")
-    need(ppo.value_epochs, "ppo.value_epochs", "ppo.value_coef ppo.value_clip ppo.epoch_order")
-    need(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
-    need(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
-    need(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
-    need(ppo.uses_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
-    need(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
-    need(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
+    require(model.memory != "none", "model.memory", "model.memory_size")
+    require(ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target")
+    require(ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step")
+    require(ppo.value_epochs, "ppo.value_epochs", "ppo.value_coef ppo.value_clip ppo.epoch_order")
+    require(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
+    require(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
+    require(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
+    require(ppo.uses_epoch_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
+    require(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
+    require(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
          "ppo.advantage_norm batch and ppo.collect_by steps", "ppo.advantage_decay")
-    need(ppo.advantage_norm != "none" and not ppo.advantage_decay,
+    require(ppo.advantage_norm != "none" and not ppo.advantage_decay,
          "ppo.advantage_norm without ppo.advantage_decay", "ppo.advantage_std")
-    need(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
-    need(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
+    require(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
+    require(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
          "ppo.bootstrap_truncation value_norm.")
-    need(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
-    need(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
-    need(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
-    need(config.reward_norm.per != "none", "reward_norm.per", "reward_norm.")
-    need(config.obs_norm.statistics != "none", "obs_norm.statistics", "obs_norm.")
-    need(config.value_norm.statistics != "none", "value_norm.statistics", "value_norm.")
-    need(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
-    need(config.log.wandb, "log.wandb", "log.wandb_")
+    require(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
+    require(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
+    require(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
+    require(config.reward_norm.per != "none", "reward_norm.per", "reward_norm.")
+    require(config.obs_norm.statistics != "none", "obs_norm.statistics", "obs_norm.")
+    require(config.value_norm.statistics != "none", "value_norm.statistics", "value_norm.")
+    require(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
+    require(config.log.wandb, "log.wandb", "log.wandb_")
     # fmt: on
     return {path: what for path, what in unused.items() if values[path] != defaults().get(path)}

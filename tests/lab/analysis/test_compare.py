@@ -12,7 +12,7 @@ import pytest
 from phasicrl.cli import main
 from phasicrl.config import EnvConfig, PPOConfig
 from phasicrl.lab.analysis.compare import compare_runs
-from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_mean_interval
 from tests.lab.analysis.runs import HARD, make_run, make_runs, numbers, own_curve, publish, read_csv
 
 
@@ -39,7 +39,7 @@ def test_the_score_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
     (result,) = compare_runs(runs).results
     assert result.steps == 2000 and result.scores == (3.0, 4.0, 8.0)
     assert result.mean.value == 5 and result.reaches is None and result.reached == ()
-    slow = bootstrap_interval(result.scores)
+    slow = bootstrap_mean_interval(result.scores)
     near = 0.02 * (slow[1] - slow[0])
     assert (result.mean.low, result.mean.high) == pytest.approx(slow, abs=near)
 

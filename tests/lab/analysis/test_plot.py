@@ -17,7 +17,7 @@ from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.plot import draw_curves, plot_runs
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.lab.experiments.run_suite import run_suite
-from phasicrl.training.bootstrap import bootstrap_interval
+from phasicrl.training.bootstrap import bootstrap_mean_interval
 from tests.lab.analysis.runs import RETURN, make_run, make_runs, numbers, own_curve, read_csv
 
 pytest.importorskip("matplotlib")
@@ -33,7 +33,7 @@ def test_the_csv_holds_means_and_intervals_over_seeds(tmp_path: Path) -> None:
     assert numbers(rows, "env_steps") == [100, 200] and numbers(rows, "mean") == [3.0, 7.0]
     intervals = list(zip(numbers(rows, "low"), numbers(rows, "high"), strict=True))
     assert intervals == [
-        pytest.approx(bootstrap_interval(values)) for values in ([1, 2, 6], [4, 6, 11])
+        pytest.approx(bootstrap_mean_interval(values)) for values in ([1, 2, 6], [4, 6, 11])
     ]
     columns = ("metric", "env_id", "distribution", "curve", "published", "num_runs")
     assert {tuple(row[name] for name in columns) for row in rows} == {

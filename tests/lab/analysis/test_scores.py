@@ -12,10 +12,10 @@ from phasicrl.lab.analysis.scores import (
     MEASURES,
     estimate,
     interquartile_mean,
-    median_steps,
+    median_steps_to_target,
     performance_profile,
     probability_of_improvement,
-    steps_to_reach,
+    steps_to_target,
 )
 
 RUNS = np.random.default_rng(3).normal(0.6, 0.4, (5, 3))
@@ -104,18 +104,18 @@ def test_a_profile_is_the_share_above_each_threshold() -> None:
 
 
 def test_steps_until_a_score_is_reached() -> None:
-    assert steps_to_reach([100, 200, 300], [1.0, 4.0, 2.0], 2.0) == 200
-    assert steps_to_reach([100, 200], [1.0, 4.0], 5.0) == np.inf
+    assert steps_to_target([100, 200, 300], [1.0, 4.0, 2.0], 2.0) == 200
+    assert steps_to_target([100, 200], [1.0, 4.0], 5.0) == np.inf
 
 
 def test_the_median_of_steps_counts_runs_that_never_arrive_as_the_latest() -> None:
     """The median of five draws from five is the least with chance 5.8 %, below the last 94.2 %."""
     never = float("inf")
-    found = median_steps([300, never, 200, 500, 400])
+    found = median_steps_to_target([300, never, 200, 500, 400])
     assert (found.value, found.low, found.high) == (400, 200, never)
-    found = median_steps([100, 300])
+    found = median_steps_to_target([100, 300])
     assert (found.value, found.low, found.high) == (200, 100, 300)
-    found = median_steps([100, never])
+    found = median_steps_to_target([100, never])
     assert (found.value, found.low, found.high) == (never, 100, never)
-    found = median_steps([never, never])
+    found = median_steps_to_target([never, never])
     assert (found.value, found.low, found.high) == (never, never, never)

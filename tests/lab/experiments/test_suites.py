@@ -154,7 +154,7 @@ def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
 
     evaluation = [Evaluation("greedy", (7.0,), (7,))]
     monkeypatch.setattr(trials, "evaluate", lambda *_, **__: evaluation)
-    monkeypatch.setattr(trials, "run_trials", run_here)
+    monkeypatch.setattr(trials, "run_in_processes", run_here)
 
 
 @pytest.mark.long
@@ -268,7 +268,7 @@ def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(trials, "fill_table", none_left)
+    monkeypatch.setattr(trials, "run_missing_trials", none_left)
     monkeypatch.setattr(trials, "num_cores", lambda: 8)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, seeds=(101,), jobs=4)

@@ -22,9 +22,9 @@ from phasicrl.lab.experiments.trials import (
     Failure,
     ResultTable,
     Trial,
-    fill_table,
     prepare_config,
-    run_trials,
+    run_in_processes,
+    run_missing_trials,
     vary_seed,
 )
 from phasicrl.presets import get_preset
@@ -36,7 +36,7 @@ CONFIG = Config(env=EnvConfig(id="x"))
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials_module, "run_trials", run_here)
+    monkeypatch.setattr(trials_module, "run_in_processes", run_here)
 
 
 def table(path: Path) -> ResultTable:
@@ -61,16 +61,16 @@ def read(path: Path) -> list[tuple[str, str, str]]:
 def test_each_run_is_made_once_and_rows_are_ordered(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     ppo, ppg = vary_seed(("ppo",), CONFIG, (102, 101)), vary_seed(("ppg",), CONFIG, (101,))
-    made = [trial.key for trial in fill_table(table(path), [ppo[0], *ppg], rows_of)]
+    made = [trial.key for trial in run_missing_trials(table(path), [ppo[0], *ppg], rows_of)]
     assert made == [("ppo", "102"), ("ppg", "101")]
     before = path.read_bytes()
-    assert [trial.key for trial in fill_table(table(path), [*ppo, *ppg], rows_of)] == [
+    assert [trial.key for trial in run_missing_trials(table(path), [*ppo, *ppg], rows_of)] == [
         ("ppo", "101")
     ]
     assert read(path) == [("ppo", "101", "1010"), ("ppo", "102", "1020"), ("ppg", "101", "1010")]
-    assert list(fill_table(table(path), [*ppo, *ppg], rows_of)) == []
+    assert list(run_missing_trials(table(path), [*ppo, *ppg], rows_of)) == []
     path.unlink()
-    list(fill_table(table(path), [ppo[0], *ppg], rows_of))
+    list(run_missing_trials(table(path), [ppo[0], *ppg], rows_of))
     assert path.read_bytes() == before
 
 
@@ -85,7 +85,7 @@ def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -
         return [about | {"steps": steps} for steps in (5, 10)]
 
     *trials, new = (Trial(("heist", setting), CONFIG) for setting in ("fp32", "bf16", "fp64"))
-    assert len(list(fill_table(results, trials, measure))) == 2
+    assert len(list(run_missing_trials(results, trials, measure))) == 2
     assert [row["steps"] for row in results.read()] == ["5", "10"] * 2
     assert results.find_missing([*trials, new]) == [new]
 
@@ -114,7 +114,7 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
         table(path).find_missing(vary_seed(("ppo",), CONFIG, (100, 101)))
     table(path).add(rows_of(Trial(("ppo",), CONFIG.with_updates({"seed": 101}))))
     with pytest.raises(ValueError, match="separate them"):
-        next(fill_table(table(path), vary_seed(("ppg",), CONFIG, (1,)), rows_of))
+        next(run_missing_trials(table(path), vary_seed(("ppg",), CONFIG, (1,)), rows_of))
     assert read(path) == [("ppo", "101", "1010")]
 
 
@@ -127,7 +127,7 @@ def test_a_failed_run_is_reported_after_the_others_have_their_rows(tmp_path: Pat
 
     trials = vary_seed(("ppo",), CONFIG, (101, 102, 103))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n  ppo, 102: the disk is full"):
-        list(fill_table(table(tmp_path / "x.csv"), trials, measure))
+        list(run_missing_trials(table(tmp_path / "x.csv"), trials, measure))
     assert [row[1] for row in read(tmp_path / "x.csv")] == ["101", "103"]
 
 
@@ -145,7 +145,7 @@ def meet_fault(name: str) -> str:
 @pytest.mark.long
 def test_trials_run_in_processes_of_their_own_and_none_stops_another() -> None:
     names = ["error", "killed", "hangs", "one", "two"]
-    found = dict(run_trials(names, meet_fault, jobs=3))
+    found = dict(run_in_processes(names, meet_fault, jobs=3))
     assert found == {
         "error": Failure("RuntimeError: out of memory"),
         "killed": Failure("its process ended with exit code -9"),
@@ -175,7 +175,7 @@ def test_runs_are_saved_when_the_parent_ends(tmp_path: Path, number: signal.Sign
     program = f"""if True:
         from functools import partial
         from {__name__} import *
-        list(run_trials([1, 2, 3], partial(save_on_request, Path({str(tmp_path)!r})), jobs=2))
+        list(run_in_processes([1, 2, 3], partial(save_on_request, Path({str(tmp_path)!r})), jobs=2))
     """
     parent = subprocess.Popen(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[3], stderr=subprocess.DEVNULL

@@ -203,7 +203,7 @@ def test_received_searches_run_no_code(
 ) -> None:  # fmt: skip
     (tmp_path / "sent_with_it.py").write_text("raise SystemExit('it runs')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(trials, "run_trials", run_here)
+    monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", module.Search(small(tmp_path, "ppo"), VALUES), 1)
     (folder / sweep.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
@@ -246,7 +246,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
         return files
 
     monkeypatch.setattr(module, "_train_steps", noted)
-    monkeypatch.setattr(trials, "run_trials", run_here)
+    monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search, 6)
     sweep.run_sweep(folder)
     states = [status.state for status in sweep.get_status(folder)]

@@ -56,7 +56,7 @@ def three(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "run_trials", run_here)
+    monkeypatch.setattr(trials, "run_in_processes", run_here)
 
 
 def test_a_grid_has_every_combination(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
         taken.extend(item.name for item in items)
         return iter(())
 
-    monkeypatch.setattr(trials, "run_trials", take)
+    monkeypatch.setattr(trials, "run_in_processes", take)
     for number in (1, 2, 3, 8, 11):
         taken.clear()
         for first in range(1, number + 1):

@@ -242,10 +242,10 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> Result:
     # Recorded rows, since interpolated ones would reach the target at other steps.
     points, end = curve.points or [(curve.steps, run) for run in curve.runs], curve.steps[-1]
     reached = tuple(
-        measures.steps_to_reach(steps[steps <= end], values[steps <= end], target)
+        measures.steps_to_target(steps[steps <= end], values[steps <= end], target)
         for steps, values in points
     )
-    return replace(result, reached=reached, reaches=measures.median_steps(reached))
+    return replace(result, reached=reached, reaches=measures.median_steps_to_target(reached))
 
 
 def _score_runs(curve: Curve, at: float) -> Array:

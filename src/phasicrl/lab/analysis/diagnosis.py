@@ -126,19 +126,19 @@ def _make_fraction_check(
 ) -> Check:
     """Make a rule about the mean of a fraction over the second half of the run."""
 
-    def check(fraction: Array, config: Config) -> Finding | None:
+    def check_mean(fraction: Array, config: Config) -> Finding | None:
         mean = float(fraction[len(fraction) // 2 :].mean())
         if mean <= limit:
             return None
         return Finding(title, f"{mean:.0%} of the {samples} in the second half", remedy(config))
 
-    return check
+    return check_mean
 
 
 def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
     """Make a rule about a fall to a small share of the first value in the first quarter."""
 
-    def check(values: Array, config: Config) -> Finding | None:
+    def check_collapse(values: Array, config: Config) -> Finding | None:
         early = float(values[max(1, len(values) // 4) - 1])
         if values.min() < 0 or early >= limit * values[0]:  # differential entropy may be negative
             return None
@@ -146,7 +146,7 @@ def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], st
         coef = f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
         return Finding(title, evidence, f"{coef} or {remedy(config)}")
 
-    return check
+    return check_collapse
 
 
 _RULES: tuple[tuple[str, Check], ...] = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from phasicrl.lab.analysis.curves import Curve, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,7 @@ def plot_runs(
 
 def require_matplotlib() -> None:
     """Raise an error that names the extra if matplotlib is missing."""
-    optional_module("matplotlib", "figures need matplotlib")
+    import_optional("matplotlib", "figures need matplotlib")
 
 
 def prepare_stem(output: Path) -> Path:

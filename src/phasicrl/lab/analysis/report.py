@@ -26,7 +26,7 @@ from phasicrl.lab.analysis.diagnosis import Finding, diagnose
 from phasicrl.lab.analysis.plot import format_steps, require_matplotlib
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
 PAGE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -161,7 +161,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         ValueError: no run, a run without data, or an output that is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
-    jinja2 = optional_module("jinja2", "reports need jinja2")
+    jinja2 = import_optional("jinja2", "reports need jinja2")
     require_matplotlib()
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")

@@ -101,13 +101,13 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
     )
 
 
-def steps_to_reach(steps: ArrayLike, values: ArrayLike, target: float) -> float:
+def steps_to_target(steps: ArrayLike, values: ArrayLike, target: float) -> float:
     """Return the first step at which a curve reaches a target, or infinity."""
     at = np.flatnonzero(np.asarray(values, dtype=np.float64) >= target)
     return float(np.asarray(steps, dtype=np.float64)[at[0]]) if len(at) else np.inf
 
 
-def median_steps(steps: ArrayLike) -> Estimate:
+def median_steps_to_target(steps: ArrayLike) -> Estimate:
     """Return the median over runs `[R]` of the steps to a target, infinity for never.
 
     The interval's edges are resampled medians, not interpolated; the median of a number and

@@ -75,7 +75,7 @@ def run_suite(
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: an interrupted suite is a comparison over fewer seeds.
     runs.sort(key=lambda run: run.config.seed)
-    for run in trials.fill_table(table, runs, measure, jobs=jobs):
+    for run in trials.run_missing_trials(table, runs, train_and_summarize, jobs=jobs):
         on_trial(run)
     curves = make_curves(table.select(runs))
     title = f"{name}: {suite.description}"
@@ -85,7 +85,7 @@ def run_suite(
     return replace(comparison, files=(table.path, *images))
 
 
-def measure(trial: Trial) -> list[trials.Row]:
+def train_and_summarize(trial: Trial) -> list[trials.Row]:
     """Train a run, and return a row with its results."""
     place = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
     return [place | trials.summarize_run(trials.train_or_resume(trial.config).path)]

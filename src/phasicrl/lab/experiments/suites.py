@@ -17,9 +17,9 @@ from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS
 from phasicrl.lab.experiments.tricks import (
     Arm,
     make_arms,
-    make_details,
+    make_detail_arms,
     make_env_arms,
-    make_rungs,
+    make_rung_arms,
     make_variants,
 )
 from phasicrl.presets import PRESETS
@@ -334,7 +334,7 @@ SUITES: dict[str, Suite] = {
         paper=_TABLE, levels="easy"),
     "ppo-details": _detail_suite(
         "PPO with one detail of its code changed",
-        lambda base: make_env_arms(base.ppo, make_details)),
+        lambda base: make_env_arms(base.ppo, make_detail_arms)),
     "penalties": _detail_suite(
         "KL penalties, rewards normalized or not (source 001)", _compare_penalties,
         small=("pendulum", "hopper")),
@@ -345,9 +345,9 @@ SUITES: dict[str, Suite] = {
         _compare_report_settings, small=_REPORT, paper=_REPORT),
     "tricks": _report_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda base: make_env_arms(base.ppo, make_rungs)),
+        lambda base: make_env_arms(base.ppo, make_rung_arms)),
     "tricks-one-out": _report_suite(
         "PPO with all tricks, and with all but one (source 003)",
-        lambda base: make_env_arms(base.ppo, make_rungs, mode="leave-one-out")),
+        lambda base: make_env_arms(base.ppo, make_rung_arms, mode="leave-one-out")),
 }  # fmt: skip
 """Suites by the names of `phasicrl suite`."""

@@ -71,7 +71,7 @@ class Trial(NamedTuple):
         return ", ".join(self.key)
 
 
-Measure = Callable[[Trial], list[Row]]
+RunTrial = Callable[[Trial], list[Row]]
 """Function that runs a trial and returns its rows."""
 
 
@@ -158,8 +158,8 @@ class FailedTrialsError(RuntimeError):
     exit_code = 1
 
 
-def run_trials(
-    items: Iterable[Item], work: Callable[[Item], T], *, jobs: int = 1
+def run_in_processes(
+    items: Iterable[Item], function: Callable[[Item], T], *, jobs: int = 1
 ) -> Iterator[tuple[Item, T | Failure]]:
     """Call a function on each item in a separate process, and yield results as they arrive.
 
@@ -168,7 +168,7 @@ def run_trials(
 
     Args:
         items: picklable items, read one by one as processes can start.
-        work: picklable function that trains an item and returns the result.
+        function: picklable function that trains an item and returns the result.
         jobs: number of processes at a time.
 
     Raises:
@@ -185,7 +185,7 @@ def run_trials(
             while not received:
                 for item in itertools.islice(waiting, jobs - len(running)):
                     receiver, sender = spawn.Pipe(duplex=False)
-                    child = spawn.Process(target=_run_child, args=(sender, work, item))
+                    child = spawn.Process(target=_run_child, args=(sender, function, item))
                     child.start()
                     sender.close()
                     running[receiver] = item, child
@@ -210,12 +210,12 @@ def run_trials(
         raise received[0]
 
 
-def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
-    """Send the result of `work`, or its error, to the parent process."""
+def _run_child(sender: Connection, function: Callable[[Any], Any], item: Any) -> None:
+    """Send the result of `function`, or its error, to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     watch_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        outcome = work(item)
+        outcome = function(item)
     except Exception as error:
         if not isinstance(error, ValueError | OSError | ImportError):
             traceback.print_exc()
@@ -240,8 +240,8 @@ def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tup
         raise FailedTrialsError(number + "".join(failed))
 
 
-def fill_table(
-    table: ResultTable, trials: Sequence[Trial], measure: Measure, jobs: int = 1
+def run_missing_trials(
+    table: ResultTable, trials: Sequence[Trial], run_trial: RunTrial, jobs: int = 1
 ) -> Iterator[Trial]:
     """Run the missing trials of a table, and yield each after its rows are written.
 
@@ -255,7 +255,9 @@ def fill_table(
     twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
     if twice:
         raise ValueError(f"trials has {twice[0]} twice; give each task and seed once")
-    for trial, rows in raise_failures(run_trials(table.find_missing(trials), measure, jobs=jobs)):
+    for trial, rows in raise_failures(
+        run_in_processes(table.find_missing(trials), run_trial, jobs=jobs)
+    ):
         table.add(rows)
         yield trial
 

@@ -86,7 +86,7 @@ def _choose_episode_options(base: Config, limit: int) -> dict[str, Any]:
     return {"ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs}
 
 
-def make_rungs(
+def make_rung_arms(
     base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), limit: int | None = None
 ) -> list[Arm]:
     """Make an arm for each rung. Rewards are never normalized.
@@ -122,7 +122,7 @@ def make_rungs(
     return make_arms(base, dict(changes))
 
 
-def make_details(
+def make_detail_arms(
     base: Config, *, unused: tuple[str, ...] = (), limit: int | None = None
 ) -> list[Arm]:
     """Make an arm of PPO, and one for each detail on which the reference codes differ.
@@ -181,7 +181,7 @@ def make_env_arms(base: Config, make: Callable[..., list[Arm]], **options: Any) 
 
     Args:
         base: configuration with all other options.
-        make: `make_rungs` or `make_details`.
+        make: `make_rung_arms` or `make_detail_arms`.
         options: further arguments of `make`.
     """
     with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:

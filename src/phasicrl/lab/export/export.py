@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.lab.export.graph import PolicyGraph, name_inputs
+from phasicrl.lab.export.graph import PolicyGraph, make_named_inputs
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_episodes
 
@@ -130,7 +130,7 @@ def export_policy(
 
 
 def _import_package(package: str) -> Any:
-    return optional_module(package, f"ONNX needs {package}")
+    return import_optional(package, f"ONNX needs {package}")
 
 
 def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
@@ -139,7 +139,7 @@ def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...
     obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
     while True:
-        named = name_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
+        named = make_named_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
         yield tuple(named[name].clone() for name in graph.inputs)
         masks = None if mask is None else mask.unsqueeze(1)
         policy, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, masks)
@@ -289,7 +289,7 @@ def play_exported(
         layout = saved.load(envs).reader.layout
 
         def act(given: Any) -> tuple[Tensor, Tensor]:
-            inputs = name_inputs(layout, *given)
+            inputs = make_named_inputs(layout, *given)
             outputs = policy({name: inputs[name].numpy() for name in policy.metadata["inputs"]})
             state = outputs.get("new_state", given.state)
             return torch.from_numpy(outputs["action"]), torch.as_tensor(state)

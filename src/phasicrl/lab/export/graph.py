@@ -88,7 +88,7 @@ class PolicyGraph(nn.Module):
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
-def name_inputs(
+def make_named_inputs(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
     """Map the names of a graph's inputs to the inputs of an agent.

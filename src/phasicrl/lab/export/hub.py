@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from phasicrl.lab.export.package import FILES, HASHES_FILE, check_package
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
 
 def push(
@@ -32,7 +32,7 @@ def push(
         ValueError: not a package, or a changed package.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub")
+    hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
     names = [*check_package(package), HASHES_FILE]
     if not dry_run:
         api = hub.HfApi()
@@ -60,7 +60,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         ValueError: the folder exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = optional_module("huggingface_hub", "the hub needs huggingface_hub")
+    hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
         raise ValueError(f"output is {output}, which exists; remove it or choose another")

@@ -24,7 +24,7 @@ from phasicrl.envs.make import find_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_agent
 
@@ -233,7 +233,7 @@ def _to_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 @contextmanager
 def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Open a film, and yield a function that adds an image."""
-    imageio_ffmpeg = optional_module("imageio_ffmpeg", "films need imageio-ffmpeg")
+    imageio_ffmpeg = import_optional("imageio_ffmpeg", "films need imageio-ffmpeg")
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.models.agent import Agent
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
 _INK, _FAINT, _ACCENT = (235, 235, 235), (95, 95, 95), (230, 159, 0)
 _BACKGROUND = (24, 24, 24)
@@ -108,4 +108,4 @@ def _draw_gauge(draw: Any, box: tuple[float, ...], *places: float) -> None:
 @functools.cache
 def _load_font(size: int) -> Any:
     """Load Pillow's own font."""
-    return optional_module("PIL.ImageFont", "an overlay needs Pillow").load_default(size)
+    return import_optional("PIL.ImageFont", "an overlay needs Pillow").load_default(size)

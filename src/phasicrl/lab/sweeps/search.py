@@ -23,9 +23,9 @@ from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import sweep
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
-optuna = optional_module("optuna", "a search needs Optuna")
+optuna = import_optional("optuna", "a search needs Optuna")
 STUDY, _SLOT = "study.log", "slot"
 
 
@@ -47,7 +47,7 @@ class Search:
 
     def __post_init__(self) -> None:
         """Check that there is something to search."""
-        sweep.check_lists(self.values)
+        sweep.check_value_lists(self.values)
         if not self.values or not self.seeds or self.rungs < 1:
             given = f"{len(self.values)} options, {len(self.seeds)} seeds, {self.rungs} rungs"
             raise ValueError(f"the search has {given}; expected at least 1 of each")

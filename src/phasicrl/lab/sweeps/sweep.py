@@ -24,7 +24,7 @@ from phasicrl.lab.experiments.trials import Failure
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
-from phasicrl.system.machine import optional_module
+from phasicrl.system.machine import import_optional
 
 TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
 UNFINISHED = ("pending", "stopped")
@@ -72,7 +72,7 @@ def make_sweep(
     if (directory / SEARCH).exists():
         raise ValueError(f"{directory} has a search; choose another folder")
     lists = read_json(values) if values else {}
-    check_lists(lists)
+    check_value_lists(lists)
     arms = [arm for preset in presets for arm in make_grid(get_preset(preset), lists)]
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{TRIAL}")]
     trials.check_seeds(directory, [*used, *seeds])
@@ -88,7 +88,7 @@ def make_sweep(
     return len(new)
 
 
-def check_lists(values: Mapping[str, Any]) -> None:
+def check_value_lists(values: Mapping[str, Any]) -> None:
     """Check that each option has a list of values."""
     for path, listed in values.items():
         if not isinstance(listed, list) or not listed:
@@ -186,7 +186,7 @@ def run_sweep(
     unfinished = (folder for folder in folders if read_outcome(folder).state in UNFINISHED)
     if ray is None:
         train = partial(train_trial, threads=trials.divide_cores(jobs))
-        outcomes = trials.run_trials(unfinished, train, jobs=jobs)
+        outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
     else:
         train = partial(train_trial, threads=cpus)
         outcomes = _run_on_ray(unfinished, train, ray[0] if ray else "auto", cpus, gpus)
@@ -222,7 +222,7 @@ def _run_on_ray(
     folders: Iterable[Path], train: Callable[[Path], str], address: str, cpus: int, gpus: float
 ) -> Iterator[tuple[Path, str | Failure]]:
     """Train each trial as a task of a Ray cluster, which restarts tasks of lost nodes."""
-    ray = optional_module("ray", "this needs Ray", "ray")
+    ray = import_optional("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
     task = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD")
