@@ -116,7 +116,7 @@ phasicrl.models.agent: Agent
 phasicrl.presets: PRESETS
 phasicrl.runs.directory: RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
-phasicrl.system.machine: num_cores import_optional
+phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: Signals watch_parent
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run

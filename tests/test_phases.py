@@ -241,7 +241,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
         def checked(minibatch: Minibatch[PolicySamples], *coefficients: Tensor) -> Any:
             nonlocal rate
             if settings.phase == "policy":
-                piece = minibatch.copy_samples()
+                piece = minibatch.select()
                 inputs = piece.obs, piece.first, piece.state, piece.action_mask
                 with torch.no_grad():
                     old, new = (

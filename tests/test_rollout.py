@@ -58,7 +58,7 @@ def split(
     if isinstance(generator, int):
         generator = Generator().manual_seed(generator)
     order = samples.random_order(unit=by, generator=generator)
-    return [each.copy_samples() for each in samples.minibatches(num_minibatches, order, unit=by)]
+    return [each.select() for each in samples.minibatches(num_minibatches, order, unit=by)]
 
 
 def order(minibatches: list[PolicySamples]) -> list[int]:
@@ -203,7 +203,7 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy() -> None:
     assert samples.old_dist_params.data_ptr() == old_dist_params.data_ptr()
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
     for minibatch in samples.minibatches(3, torch.randperm(len(samples)), unit="segments"):
-        gathered = minibatch.copy_samples()
+        gathered = minibatch.select()
         assert isinstance(gathered, AuxiliarySamples)
         cell = gathered.old_dist_params[..., 0] - 0.1
         torch.testing.assert_close(cell, gathered.value_target - 0.5)

@@ -24,7 +24,7 @@ OnIteration = Callable[[Run, Record], Literal["stop"] | None]
 
 
 def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
-    """Train until the budget is spent or `on_iteration` returns "stop"."""
+    """Train until the budget of environment steps is spent or `on_iteration` returns "stop"."""
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget:
         if buffer.progress is None:  # not resumed in an auxiliary phase
@@ -110,13 +110,16 @@ def resume(
     accept_config_changes: bool = False,
     **user_objects: Unpack[UserObjects],
 ) -> Run:
-    """Continue a run from its last complete checkpoint to the end of its budget.
+    """Resume a run from its newest usable checkpoint, and train to the end of its step budget.
 
     Args:
         run_dir: Run directory.
         on_iteration: callback after each iteration, see `train`.
         accept_config_changes: Resume even if config.json was changed since the checkpoint.
         user_objects: custom environments, networks and masks, see `train`.
+
+    Returns:
+        The finished run, as from `train`.
 
     Raises:
         ValueError: the directory is not a run directory, is in use by another process, has no

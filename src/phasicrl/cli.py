@@ -110,7 +110,7 @@ def _format_warning(
 
 
 def all_commands() -> dict[str, Command]:
-    """Return the commands of all installed packages."""
+    """Return the commands of all installed packages by name."""
     commands: dict[str, Command] = {}
     for entry in sorted(entry_points(group="phasicrl.commands"), key=lambda each: each.name):
         commands |= entry.load()
@@ -228,12 +228,12 @@ def _train(words: list[str]) -> None:
 
 
 def parse_config(words: list[str]) -> Config:
-    """Parse the arguments of `train`: a preset or `--from FILE`, and options of the run."""
+    """Parse the arguments of `train`: a preset or `--from FILE`, and changes of its options."""
     return parse_run(words, "train", _TrainOptions)[1]
 
 
 def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
-    """Parse a preset or `--from FILE`, options of a run, and options of a command.
+    """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
     Args:
         words: arguments of the command.
@@ -241,7 +241,7 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
         kind: dataclass of the command's options.
 
     Returns:
-        An instance of `kind`, and the configuration.
+        An instance of `kind`, and the changed configuration.
 
     Raises:
         ValueError: the preset is missing or unknown, or values are invalid.

@@ -56,7 +56,7 @@ class Collector:
         )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of environments and memory; None if environments cannot be restored."""
+        """Return the state of environments and memory to save; None if it cannot be restored."""
         envs = self.envs.state_dict()
         return None if envs is None else {"envs": envs, "first": self._first, "state": self._state}
 
@@ -245,7 +245,7 @@ class Collector:
 
 
 def _require_finite(**outputs: Tensor) -> None:
-    """Check the outputs of the networks: with NaN in them, the arg-max is action 0, a valid one.
+    """Check that outputs of the networks are finite; of NaN the arg-max is action 0, a valid one.
 
     Raises:
         ValueError: an output is not finite; the message names the network.

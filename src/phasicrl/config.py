@@ -2,7 +2,8 @@
 
 Each optional group has a value that switches it off. Derived numbers are properties. `num_envs`,
 batch and minibatch sizes are global. An option's text names the code that it reproduces (OPPG =
-openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
+openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines); `(ours)`
+marks an option that no paper or reference code has.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _Decay = Annotated[float, "a number from 0 to below 1"]
 
 @functools.cache
 def _ranges(group: type) -> dict[str, str]:
-    """Return the ranges of a group's numbers, by option."""
+    """Return the allowed range of each number in a group, as text by option."""
     hints = typing.get_type_hints(group, include_extras=True)
     return {
         name: text
@@ -69,7 +70,7 @@ class _Group:
     _prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values of all options of the group."""
         problems: list[str] = []
         for name, text in _ranges(type(self)).items():
             value = getattr(self, name)
@@ -86,7 +87,7 @@ class _Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig(_Group):
-    """Environments (ours; options marked Procgen apply to its games only)."""
+    """Environments (ours, not from a paper; options marked Procgen apply to its games only)."""
 
     _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
@@ -181,7 +182,7 @@ class ModelConfig(_Group):
 
     @property
     def head_initialization(self) -> Initialization:
-        """Scheme of the heads' initial weights, with the default filled in."""
+        """Initialization of the heads: `head_init`, or its default for `init`."""
         return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 
     def _problems(self) -> Iterator[str]:
@@ -365,7 +366,7 @@ class PPOConfig(_Group):
 
     @property
     def uses_epoch_kl(self) -> bool:
-        """Return whether the KL after an epoch is used to stop or penalize."""
+        """Return whether the KL measured after an epoch stops epochs or adapts the penalty."""
         return self.target_kl is not None or self.kl_penalty_target is not None
 
 
@@ -469,7 +470,7 @@ class ValueNormConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig(_Group):
-    """Execution of the arithmetic, which changes results by rounding only (ours)."""
+    """Execution: devices, threads, precision; changes rounding only (ours, not from a paper)."""
 
     _prefix: ClassVar[str] = "compute."
     device: str = "auto"
@@ -498,7 +499,7 @@ class ComputeConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
-    """Logging (ours)."""
+    """Console, files and services that get the metrics (ours, not from a paper)."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """Progress on the console.
@@ -520,7 +521,7 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig(_Group):
-    """Checkpoints of a run (ours)."""
+    """Times of checkpoints, and how many are kept (ours, not from a paper)."""
 
     _prefix: ClassVar[str] = "checkpoint."
     every_minutes: _Weight | None = 5.0
@@ -539,7 +540,7 @@ class CheckpointConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig(_Group):
-    """Periodic evaluation during a run (ours)."""
+    """Periodic evaluation of the agent during training (ours, not from a paper)."""
 
     _prefix: ClassVar[str] = "evaluation."
     every_iterations: _Int | None = None
@@ -566,7 +567,7 @@ class EvaluationConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config(_Group):
-    """Options of a run."""
+    """Configuration of a run: all options, in groups."""
 
     name: str = "custom"
     """Name of the experiment, in names of run directories and in plots (ours)."""
@@ -646,7 +647,7 @@ class Config(_Group):
 
     @property
     def num_iterations(self) -> int:
-        """Number of policy iterations of a run; the last one may exceed the budget."""
+        """Number of iterations (rollout, policy phase) of a run; the last may exceed the budget."""
         return -(-self.budget // self.batch_size)
 
     @property
@@ -709,7 +710,7 @@ class Config(_Group):
         return replace(self, **updates)
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that define an experiment, by path.
+        """Return the options that define an experiment, by dotted path.
 
         Runs of one experiment may differ in seed, length and execution.
         """
@@ -717,7 +718,7 @@ class Config(_Group):
         return {path: values[path] for path in values if not path.startswith(_NOT_IDENTITY)}
 
     def values(self) -> dict[str, Any]:
-        """Return every option by its path, including each of `env.options`."""
+        """Return every option by its dotted path, including each of `env.options`."""
         values = {f"env.options.{key}": value for key, value in self.env.options.items()}
         for part in dataclasses.fields(self):
             value = getattr(self, part.name)
@@ -745,7 +746,7 @@ class Config(_Group):
 
 
 def nearest_divisors(number: int, target: int) -> list[int]:
-    """Return the two divisors of a number that are nearest to a target."""
+    """Return the two divisors of a number that are nearest to a target, for an error message."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]
     return sorted(divisors, key=lambda n: (abs(n - target), n))[:2]
 
@@ -759,12 +760,12 @@ _NOT_IDENTITY = (
 
 @functools.cache
 def defaults() -> dict[str, Any]:
-    """Return the default of every option by its path."""
+    """Return the default of every option by its dotted path, such as `ppo.clip`."""
     return Config().values() | {"env.options": {}}
 
 
 def format_value(value: Any) -> str:
-    """Format a value as on the command line."""
+    """Format the value of an option as on the command line."""
     if isinstance(value, dict):
         items = typing.cast(dict[str, Any], value).items()
         return " ".join(f"{key}={item}" for key, item in items) or "none"
@@ -774,7 +775,7 @@ def format_value(value: Any) -> str:
 
 
 def parse_env_module(env_id: str) -> str:
-    """Return the module in an id `gymnasium:module:Id`; empty for other ids."""
+    """Return the name of the module in an id `gymnasium:module:Id`; empty for other ids."""
     back_end, _, name = env_id.partition(":")
     return name.rpartition(":")[0] if back_end == "gymnasium" else ""
 

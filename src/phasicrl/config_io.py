@@ -37,21 +37,21 @@ class ConfigError(ValueError):
 
 
 def to_dict(options: Any) -> dict[str, Any]:
-    """Return the content of a dataclass's JSON file, including the schema number."""
+    """Convert a dataclass of options to nested dicts for JSON, with the schema number."""
     return {"schema": SCHEMA} | dataclasses.asdict(options)
 
 
 def to_json(options: Any) -> str:
-    """Return `to_dict` as indented JSON."""
+    """Convert a dataclass of options to indented JSON, with the schema number."""
     return json.dumps(to_dict(options), indent=2)
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """Read a dataclass from the JSON of `to_json`.
+    """Parse the text of `to_json` into an instance of the dataclass `kind`.
 
     Raises:
-        ConfigError: fields are unknown (with the nearest name), or values have wrong types.
-        ValueError: the text is not JSON, or of another schema.
+        ConfigError: fields are unknown (the message suggests names), or values have wrong types.
+        ValueError: the text is not JSON, or has another schema number.
     """
     tree = _parse(text, "this")
     pop_schema(tree)
@@ -96,7 +96,7 @@ def read_text(path: Path) -> str:
 
 
 def read_options(kind: type[T], path: Path) -> T:
-    """Read a dataclass from the JSON file that `write_json` made.
+    """Read the file that `write_json` made from an instance of the dataclass `kind`.
 
     Raises:
         ValueError: the file has other content; the message names the file.
@@ -147,7 +147,9 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
-    """Yield a temporary path, and replace `path` by that file at the end, atomically.
+    """Yield a temporary path to write to; atomically replace `path` by it when the block ends.
+
+    After an exception in the block, `path` is unchanged.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
@@ -165,7 +167,7 @@ def atomic_write(path: Path) -> Generator[Path]:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
+    """Flush a file, or the list of names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -177,19 +179,19 @@ def fsync_path(path: Path) -> None:
 
 
 def escape_control_chars(text: str) -> str:
-    """Escape control characters for output on a terminal."""
+    """Escape the control characters in a text for output on a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def suggest_name(given: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'bigfish'?)` for the nearest name; empty without a near one."""
+    """Return a hint for a misspelled name: ` (did you mean 'bigfish'?)`; empty without one."""
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
     return f" (did you mean {lower[close[0]]!r}?)" if close else ""
 
 
 def _from_tree(kind: type[T], tree: Any, path: str) -> T:
-    """Build a dataclass from nested dicts."""
+    """Build an instance of the dataclass `kind` from nested dicts."""
     if not isinstance(tree, dict):
         raise ValueError(f"{path.rstrip('.')} is {tree!r}; expected an object")
     hints, values = typing.get_type_hints(kind), dict[str, Any]()

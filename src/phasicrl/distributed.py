@@ -1,6 +1,6 @@
 """Processes of a run (ranks) and their collective operations. Kind: effects (network).
 
-Each rank steps its share of the environments; all train the same networks. `torchrun` starts and
+Each rank steps an equal number of environments; all train the same networks. `torchrun` starts and
 restarts the processes, `join` connects them. With `SINGLE_PROCESS`, the world of a run of one
 process, collective operations do nothing.
 """
@@ -55,12 +55,12 @@ class World:
         return self.rank == 0
 
     def local_slice(self, count: int) -> slice:
-        """Return the indices of this rank's share of `count` items."""
+        """Return the slice of this rank's equal part of `count` items."""
         share = count // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype by their means over all ranks."""
+        """Replace tensors of one dtype in place by their means over all ranks."""
         if self.group is None:
             return
         # The last number of the message is positive if a rank requests the end of the run.
@@ -75,7 +75,7 @@ class World:
             self.any_rank(False)
 
     def average_record(self, record: dict[str, float]) -> dict[str, float]:
-        """Return the means over all ranks of numbers with the same names."""
+        """Return the mean over all ranks of each number in a record of metrics."""
         if self.group is None:
             return record
         means = torch.tensor(list(record.values()), dtype=torch.float64)
@@ -100,14 +100,14 @@ class World:
         return values
 
     def broadcast_object(self, value: T) -> T:
-        """Return the value of rank 0."""
+        """Return rank 0's picklable value on all ranks."""
         values = [value]
         if self.group is not None:
             self._exchange(dist.broadcast_object_list, values)
         return values[0]
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by those of rank 0."""
+        """Replace tensors in place by those of rank 0."""
         for tensor in tensors if self.group is not None else ():
             whole = tensor.detach().contiguous()
             self._exchange(dist.broadcast, whole, 0)
@@ -150,7 +150,7 @@ class World:
         self._raise_request([request for _, request in answers])
 
     def check_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Check that a description is equal on all ranks.
+        """Check that the values in a description of `what` are equal on all ranks.
 
         Raises:
             RankError: a value differs; the message lists all.
@@ -171,7 +171,7 @@ class World:
         return self.group is not None
 
     def cancel_end_request(self) -> None:
-        """Drop the request to end: the run is ending already."""
+        """Cancel the error of `request_end`, because the run is ending already."""
         self._request = None
 
     def _raise_request(self, requests: list[BaseException | None]) -> None:

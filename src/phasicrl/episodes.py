@@ -26,7 +26,7 @@ class EpisodeStatistics:
         self._levels: set[int] = set()
 
     def update(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
-        """Update with T steps of every environment.
+        """Add T steps of every environment to the running and finished episodes.
 
         Args:
             reward: rewards `[T, B]`.
@@ -34,7 +34,7 @@ class EpisodeStatistics:
             info: extra tensors of the steps (`TimeStep.info`), `[T, B]` each.
         """
         continues, ends = ~ended.cpu().numpy(), ended.cpu().numpy()
-        if "cut" in info:  # by a fault: such episodes are not finished
+        if "cut" in info:  # by a failure: such episodes are not finished
             ends = ends & ~info["cut"].cpu().numpy()
             self._restarts = (self._restarts or 0) + int(info["restarts"].sum())
         # Rewards and lengths of the steps, [T, 2, B], summed in place.
@@ -77,7 +77,7 @@ class EpisodeStatistics:
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a checkpoint must hold."""
+        """Return the returns, lengths and counters of episodes to save in a checkpoint."""
         return {
             "finished": list(self._finished),
             "completed": list(self._completed),
@@ -88,7 +88,7 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_episodes: bool = True) -> None:
-        """Restore `state_dict`; without `same_episodes`, the environments started new episodes."""
+        """Restore `state_dict`; `same_episodes` is false if the environments started new ones."""
         if same_episodes:
             self._current = np.reshape(state["under_way"], self._current.shape).astype(float)
         self._finished.extend(state["finished"])

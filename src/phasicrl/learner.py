@@ -46,7 +46,7 @@ class Learner:
         reward_normalizer: running scale of the rewards; None if they are not normalized.
         proximal: average of the weights that PPO-EWMA clips around; None without PPO-EWMA.
         advantage_moments: running moments of the advantages; None if each batch has its own.
-        iteration: number of policy phases so far.
+        iteration: number of rollouts since the start of the run, each with its policy phase.
         kl_coef: weight of the KL penalty.
         lr_multiplier: factor of the policy phase's learning rates, adapted to the KL.
     """
@@ -155,8 +155,8 @@ class Learner:
     def update_observation_statistics(self, rollout: Rollout) -> None:
         """Update the observation statistics after all epochs over a rollout.
 
-        A rollout and all epochs over it use the same statistics. The first rollout may have updated
-        them before its values.
+        A rollout and all epochs over it use the same statistics. A first rollout that has updated
+        them before its values were computed is not added twice.
         """
         norm = self.config.obs_norm
         if norm.statistics != "none" and not (norm.from_first_rollout and self.iteration <= 1):
@@ -210,14 +210,14 @@ class Learner:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a checkpoint must hold."""
+        """Return the state of networks, optimizers, statistics and counters to save."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
         state |= {name: each and each.state_dict() for name, each in self._modules.items()}
         optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
         return state | {"optimizers": optimizers, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore the result of `state_dict`."""
         for name in _COUNTERS:
             setattr(self, name, state[name])
         for name, each in self._modules.items():

@@ -12,7 +12,7 @@ from phasicrl.returns import discounted_forward_return
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all samples so far, in float64.
+    """Running mean and variance of all samples so far, in float64.
 
     Batches are merged by the parallel algorithm of Chan et al. 1979.
 
@@ -27,7 +27,7 @@ class RunningMoments(nn.Module):
         self.sum_of_squares = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
 
     def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
-        """Update with a batch `[*N, *shape]`, or a single sample `[*shape]`.
+        """Update mean and variance with a batch `[*N, *shape]`, or a single sample `[*shape]`.
 
         Each process has an equal part of the batch.
         """
@@ -39,10 +39,10 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
     def update_by_steps(self, samples: Float[Tensor, "B T"]) -> Float[Tensor, " T"]:
-        """Update with T batches of B numbers, and return the biased variance after each, `[T]`.
+        """Update with T batches of B numbers; return the biased variance after each batch, `[T]`.
 
-        The result equals T calls of `update`. Running sums of differences from one point, near all
-        samples, are fast and do not cancel.
+        The result equals T calls of `update`. Cumulative sums of samples minus a number near them
+        are fast, and avoid cancellation.
         """
         point = torch.where(self.count > 0, self.mean, samples.mean())
         difference = samples - point
@@ -61,12 +61,12 @@ class RunningMoments(nn.Module):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there was no batch yet; on a GPU, this waits for the device."""
+        """Return whether the statistics have had no batch yet; on a GPU this synchronizes."""
         return bool(self.count == 0)
 
     @property
     def variance(self) -> Float[Tensor, "*shape"]:
-        """Biased variance; 0 before the first batch."""
+        """Biased variance of all samples so far; 0 before the first batch."""
         return self.sum_of_squares / self.count.clamp(min=1)
 
 
@@ -74,10 +74,10 @@ class EmaMoments(nn.Module):
     """Exponentially weighted mean and variance of all batches so far, in float64.
 
     Each batch has `decay` times the weight of the next one. The k-th batch moves the moments by its
-    share of all weights, `w = (1 − d) / (1 − dᵏ)`: 1 for the first, about 1/k for small k, 1 − d in
-    the long run. (With a constant 1 − d at d = 0.999, the first batch would keep more than a third
-    of the weight for a thousand batches.) The variance includes that between the batches' means, by
-    the law of total variance:
+    fraction of all weights, `w = (1 − d) / (1 − dᵏ)`: 1 for the first, about 1/k for small k, 1 − d
+    in the long run. (With a constant 1 − d at d = 0.999, the first batch would keep more than a
+    third of the weight for a thousand batches.) The variance includes that between the batches'
+    means, by the law of total variance:
 
         mean ← (1 − w) mean + w m        variance ← (1 − w) variance + w v + w (1 − w) (m − mean)²
 
@@ -97,11 +97,11 @@ class EmaMoments(nn.Module):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there was no batch yet; on a GPU, this waits for the device."""
+        """Return whether the statistics have had no batch yet; on a GPU this synchronizes."""
         return bool(self.weight == 0)
 
     def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
-        """Update with a batch `[*N, *shape]`, or a single sample `[*shape]`.
+        """Update mean and variance with a batch `[*N, *shape]`, or a single sample `[*shape]`.
 
         Batches of all sizes have equal weights. Each process has an equal part of the batch.
         """
@@ -119,7 +119,7 @@ Moments = RunningMoments | EmaMoments
 
 
 def make_moments(statistics: Statistics, *, decay: float, shape: tuple[int, ...] = ()) -> Moments:
-    """Make statistics of all samples (`moments`), or exponentially weighted ones (`ema`)."""
+    """Make running mean and variance: of all samples (`moments`), or weighted (`ema`)."""
     return EmaMoments(decay, shape) if statistics == "ema" else RunningMoments(shape)
 
 
@@ -145,7 +145,7 @@ def _batch_moments(
 
 
 def _to_divisor(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return the standard deviation, at least 1e-4 so that rounding errors are not amplified."""
+    """Return the root of a variance, at least 1e-4 so that rounding errors are not amplified."""
     return (variance + 1e-8).sqrt()
 
 
@@ -171,7 +171,7 @@ class RewardNormalizer(nn.Module):
 
     @property
     def scale(self) -> Float[Tensor, ""]:
-        """Divisor of the rewards, 0-d."""
+        """Divisor of the rewards, 0-d: the standard deviation of running returns, at least 1e-4."""
         return _to_divisor(self.moments.variance)
 
     def forward(
@@ -231,7 +231,7 @@ class ObservationNormalizer(nn.Module):
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
     def update(self, x: Float[Tensor, "*N D"], world: World = SINGLE_PROCESS) -> None:
-        """Update the statistics with observations before normalization."""
+        """Update the statistics with observations `[…, D]` before normalization."""
         self.moments.update(x, world)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_(_to_divisor(self.moments.variance))

@@ -17,7 +17,7 @@ from torch import Tensor
 def weighted_mean(
     values: Float[Tensor, "*M"], weight: Float[Tensor, "*M"] | None = None
 ) -> Float[Tensor, ""]:
-    """Return the mean of samples `[M]`, weighted if there are weights `[M]`.
+    """Return the mean of values `[M]`, weighted if there are weights `[M]`.
 
     Weights have a mean of 1 over the batch, not over each minibatch, so that the means of equal
     minibatches average to the batch's weighted mean.
@@ -88,7 +88,7 @@ def decoupled_surrogate_loss(
 def log_prob_loss(
     log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"]
 ) -> Float[Tensor, "*M"]:
-    """Return `−A log π(a)`, the loss of REINFORCE and actor-critic, `[M]`.
+    """Return the loss `−A log π(a)` of REINFORCE and actor-critic for each sample, `[M]`.
 
     Its gradient is the policy gradient only for the policy that drew the actions: use one epoch.
 
@@ -114,7 +114,7 @@ def value_loss(
     *,
     clip: float | None = None,
 ) -> Float[Tensor, "*M"]:
-    """Return half the squared error of values, `[M]`.
+    """Return the value loss, half the squared error, of each sample, `[M]`.
 
     With `clip`, return the larger of it and the error of the clipped value, which is within ± clip
     of the rollout's `old_value` (Baselines ppo2/model.py:72-80).
@@ -143,7 +143,7 @@ def approximate_kl(
 def mark_clipped_ratios(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: float | None
 ) -> Float[Tensor, "*M"]:
-    """Return 1 where the probability ratio is outside `[1 − ε, 1 + ε]`, else 0, `[M]`."""
+    """Return 1 for each sample whose probability ratio is outside `1 ± ε`, else 0, `[M]`."""
     if clip is None:
         return torch.zeros_like(log_prob)
     return (((log_prob - old_log_prob).exp() - 1).abs() > clip).to(log_prob.dtype)
@@ -157,7 +157,7 @@ def joint_auxiliary_loss(
     beta_clone: float,
     value_coef: float,
 ) -> Float[Tensor, "*M"]:
-    """Return `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²`, `[M]`.
+    """Return the auxiliary loss `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²`, `[M]`.
 
     Source: PPG paper, equations 3 and 2; OPPG ppg.py:178-201.
 
@@ -173,16 +173,16 @@ def joint_auxiliary_loss(
 
 
 def adapt_kl_coef(coef: float, kl: float, *, target: float) -> float:
-    """Return the weight β of the KL penalty for the next iteration.
+    """Adapt the weight β of the KL penalty to the KL of an iteration, and return the new β.
 
     β is halved below `target / 1.5` and doubled above `1.5 target`, within [1e-6, 1e6], so that it
-    neither reaches 0 nor needs many iterations to return. With a NaN, β is unchanged.
+    neither vanishes nor takes many iterations to recover. With a NaN, β is unchanged.
 
     Source: PPO paper, section 4.
 
     Args:
         coef: β of this iteration.
-        kl: KL divergence of this iteration; a negative estimate counts as small.
+        kl: KL divergence of this iteration; a negative estimate halves β.
         target: target of the KL divergence.
     """
     if kl < target / 1.5:
@@ -193,7 +193,7 @@ def adapt_kl_coef(coef: float, kl: float, *, target: float) -> float:
 
 
 def adapt_learning_rate(rate: float, kl: float, *, target: float) -> float:
-    """Return the learning rate for the next gradient step.
+    """Adapt a learning rate to the KL of a minibatch, and return the new rate.
 
     The rate is divided by 1.5 above `2 target` and multiplied by 1.5 below `target / 2`, within
     [1e-5, 1e-2]. A rate outside of that never moves further out; unlike in rsl_rl, it is not set to

@@ -115,8 +115,8 @@ def adam_(
     Args:
         parameters: parameters to move.
         gradients: gradients of the loss.
-        state: moments before the step.
-        options: `betas`; `eps`, added to the root of the second moment; `eps_hat`, whether it is
+        state: moments and numbers of steps, updated in place.
+        options: `betas`; `eps`, added to the root of the second moment; `eps_hat`, whether `eps` is
             added before the bias of the second moment is corrected (TensorFlow) or after (PyTorch).
         rate: learning rate, 0-d.
         apply_if: whether to apply the step, 0-d bool.
@@ -160,14 +160,14 @@ def adam_(
 
 
 class MeanAccumulator:
-    """Means weighted by samples, summed on their device and read once at the end."""
+    """Means of metrics weighted by samples, summed on their device and read once at the end."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], tuple[Tensor, float]] = {}
         self._before: dict[str, tuple[float, float]] = {}
 
     def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
-        """Add means `[n]` over `weight` samples, one for each name."""
+        """Add the means `[n]` of named metrics over `weight` samples."""
         with torch.inference_mode():  # one kernel for all names
             if names not in self._parts:
                 self._parts[names] = torch.zeros_like(values, dtype=torch.float64), 0.0
@@ -175,20 +175,20 @@ class MeanAccumulator:
             self._parts[names] = sums.add_(values, alpha=weight), weights + weight
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return everything that a checkpoint must hold."""
+        """Return the sums and weights of all metrics to save in a checkpoint."""
         return [
             {"names": list(names), "sums": sums, "weight": weight}
             for names, (sums, weight) in self._parts.items()
         ]
 
     def load_state_dict(self, state: list[dict[str, Any]], device: torch.device) -> None:
-        """Restore `state_dict` on a device."""
+        """Restore the result of `state_dict`, on a device."""
         for part in state:
             self._parts[tuple(part["names"])] = part["sums"].to(device), part["weight"]
         self._before = self._totals()
 
     def recent_means(self) -> dict[str, float]:
-        """Return the means since the last call, or since `load_state_dict`."""
+        """Return the mean of each metric since the last call, or since `load_state_dict`."""
         recent: dict[str, float] = {}
         for name, (total, weight) in self._totals().items():
             total_before, weight_before = self._before.get(name, (0.0, 0.0))
@@ -198,12 +198,12 @@ class MeanAccumulator:
         return recent
 
     def result(self) -> dict[str, float]:
-        """Return the mean of every name, in alphabetical order; NaN where all weights are 0."""
+        """Return the mean of each metric, in alphabetical order; NaN where all weights are 0."""
         totals = self._totals().items()
         return {name: total / weight if weight else math.nan for name, (total, weight) in totals}
 
     def _totals(self) -> dict[str, tuple[float, float]]:
-        """Return sums and weights by name, in alphabetical order."""
+        """Return the sum and the weight of each metric, in alphabetical order."""
         totals: dict[str, tuple[float, float]] = {}
         for names, (sums, weight) in self._parts.items():
             values = cast(list[float], sums.tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -220,7 +220,7 @@ class DivergedError(ValueError):
 
 
 def make_diverged_error(names: Sequence[str]) -> DivergedError:
-    """Return the error for numbers that are not finite, with their names."""
+    """Make the error for metrics or weights that are not finite, from their names."""
     return DivergedError(
         f"training has diverged: not every number of {' and '.join(names)} is finite. "
         "Start again with a lower ppo.learning_rate, with clipped gradients "

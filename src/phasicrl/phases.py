@@ -40,9 +40,9 @@ from phasicrl.rollout import (
 LossTerms = dict[str, Tensor]
 """Terms of a loss, 0-d, by the names of their metrics."""
 OnStage = Callable[[str], None]
-"""Called with the name of each stage as it starts."""
+"""Called with the name of each stage, such as `auxiliary 2/6`, as it starts."""
 OnEpoch = Callable[[Phase, int, MeanAccumulator], None]
-"""Called after each epoch with the phase, the epoch's index and the running means."""
+"""Called after each epoch with the phase, the epoch's index and the means of metrics so far."""
 
 
 def _noop(*_: object) -> None:
@@ -154,7 +154,7 @@ class AuxiliaryLoss:
     def __call__(
         self, samples: AuxiliarySamples, *coefficients: Tensor
     ) -> tuple[Tensor, LossTerms]:
-        """Return the mean loss and its terms."""
+        """Return the mean loss of a minibatch, and its terms."""
         agent, aux = self.module, self.aux
         inputs = (samples.obs, samples.first, samples.state, samples.action_mask)
         output = agent(*inputs, precision=self.precision, in_aux_phase=True)
@@ -229,7 +229,7 @@ def normalize_minibatches(
         samples: samples of the rollout, `[B, T, …]`.
         order: `[M]`, order in which segments or transitions are split into minibatches.
         ppo: number of minibatches and kind of normalization.
-        world: processes, each with a share of every minibatch.
+        world: processes, each with an equal part of every minibatch.
     """
     if ppo.advantage_norm != "minibatch":
         return samples
@@ -304,7 +304,7 @@ def _estimate_advantage_and_target(
 
 @torch.no_grad()
 def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> None:
-    """Recompute the rollout's values with the current value function.
+    """Recompute the rollout's values in place with the current value function.
 
     Bootstrap values after the last step and of final observations are left unchanged.
     """
@@ -334,7 +334,8 @@ def policy_phase(
         on_epoch: callback at the end of each epoch, see `OnEpoch`.
 
     Returns:
-        Means over all samples and epochs, and seconds; `losses/epoch_kl` is of the last epoch.
+        Metrics: means over all samples and epochs, and seconds; `losses/epoch_kl` is of the last
+        epoch.
 
     Raises:
         ValueError: training has diverged.
@@ -435,7 +436,7 @@ def _adapt_learning_rate(
     """
     if learner.config.ppo.schedule != "adaptive_kl" or phase != "policy":
         return
-    agent, executor, samples = learner.agent, learner.executor, minibatch.copy_samples()
+    agent, executor, samples = learner.agent, learner.executor, minibatch.select()
     assert samples.old_dist_params is not None, "parameters of the old policy are missing"
     params = compute_dist_params(agent, samples, executor=executor)
     policy, old_policy = map(agent.policy_head.distribution, (params, samples.old_dist_params))
@@ -447,7 +448,7 @@ def auxiliary_phase(
     learner: Learner, buffer: PhaseBuffer, *, on_stage: OnStage = _noop,
     on_epoch: OnEpoch = _noop, before_epoch: Callable[[], None] = _noop,
 ) -> Record:  # fmt: skip
-    """Train all heads for E_aux epochs on all rollouts of the phase.
+    """Train policy, value and auxiliary heads for E_aux epochs on all rollouts of the phase.
 
     A phase that was interrupted continues with the epoch in `buffer.progress`.
 
@@ -460,7 +461,7 @@ def auxiliary_phase(
             everything that the rest of the phase needs.
 
     Returns:
-        Means over all samples and epochs, and seconds.
+        Metrics: means over all samples and epochs, and seconds.
 
     Raises:
         ValueError: training has diverged.
@@ -529,7 +530,7 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
 
 
 def _check_finite(record: Record) -> Record:
-    """Return the means of a phase after checking them.
+    """Check that the metrics of a phase are finite, and return them.
 
     Raises:
         ValueError: a loss or a gradient norm is not finite; the step was skipped.
@@ -544,10 +545,10 @@ def _check_finite(record: Record) -> Record:
 def compute_dist_params(
     agent: Agent, segments: Samples, *, executor: Executor, phase: Phase = "policy"
 ) -> Tensor:
-    """Compute the policy's distribution parameters `[S, L, P]` for stored observations.
+    """Compute the distribution parameters `[S, L, P]` of the policy on S segments of L steps.
 
-    The precision is that of the phase that compares them with later ones; with another, the KL
-    would be smallest where weights compensate for rounding.
+    `phase` is the one that later computes a KL divergence from these parameters: with another
+    precision, the KL would be smallest where weights compensate for rounding.
     """
     precision = executor.precision(phase)
 
@@ -562,7 +563,7 @@ def compute_dist_params(
 def estimate_kl(
     agent: Agent, samples: PolicySamples, *, executor: Executor, estimate: Literal["k1", "k3"]
 ) -> float:
-    """Estimate the mean KL divergence between the behavior policy and the current policy."""
+    """Estimate the mean of KL(behavior policy ‖ current policy) over samples of the rollout."""
     precision = executor.precision("policy")
 
     def log_prob(segments: Samples) -> Tensor:

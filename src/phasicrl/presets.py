@@ -446,7 +446,7 @@ def get_preset(name: str) -> Config:
     """Return the configuration of a preset.
 
     Raises:
-        ValueError: there is no such preset; the message has the nearest name.
+        ValueError: there is no such preset; the message suggests a name.
     """
     if name not in PRESETS:
         raise ValueError(
@@ -459,7 +459,7 @@ def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
     """Return the options in which two configurations differ, except their names.
 
     Returns:
-        Pairs of the parent's and the configuration's value, by path.
+        Pairs of the parent's and the configuration's value, by dotted path of the option.
     """
     values, parent_values = config.values(), parent.values()
     pairs = {path: (parent_values.get(path), values.get(path)) for path in parent_values | values}

@@ -132,14 +132,14 @@ def monte_carlo_return(
 def complete_episode_mask(
     first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, max_episodes: int | None = None
 ) -> Bool[Tensor, "B T"]:
-    """Mark the steps of episodes that begin in the first half of the rollout, `[B, T]`.
+    """Return a mask `[B, T]` of the steps of episodes that begin in the first half of a rollout.
 
-    These episodes are complete. Selecting them by their start is unbiased; selecting the finished
-    ones would favor short episodes.
+    Training on these is unbiased; all finished episodes would favor short ones. They are complete,
+    since a longer episode raises an error.
 
     Args:
         first: whether a step is the first of its episode, `[B, T]`.
-        ended: whether the episode ends with the step, `[B, T]`.
+        ended: whether the episode is terminated or truncated after the step, `[B, T]`.
         max_episodes: maximum number of episodes, in order of their first steps, then of their
             environments.
 

@@ -58,19 +58,19 @@ class Samples:
         return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 
     def random_order(self, *, unit: MinibatchUnit, generator: Generator) -> Int[Tensor, " M"]:
-        """Return a random permutation of all segments, or of all transitions."""
+        """Return a random permutation `[M]` of the indices of all segments, or all transitions."""
         size = len(self) if unit == "segments" else self.first.numel()
         return torch.randperm(size, generator=generator).to(self.first.device)
 
     def minibatches(
         self, num_minibatches: int, order: Int[Tensor, " M"], *, unit: MinibatchUnit
     ) -> Iterator[Minibatch[Self]]:
-        """Split the samples into minibatches of one size, which are gathered later.
+        """Split the samples into minibatches of one size, which hold indices instead of copies.
 
         Args:
             num_minibatches: number of minibatches, a divisor of the number of segments or
                 transitions.
-            order: permutation of the segments or transitions.
+            order: permutation from `random_order` with the same unit, `[M]`.
             unit: unit that is shuffled: whole segments, or transitions.
         """
         samples = self.as_transitions() if unit == "transitions" else self
@@ -81,7 +81,7 @@ class Samples:
             yield Minibatch(samples, order[start : start + size], split)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name, without those that are None."""
+        """Return the samples' tensors by name, without those that are None."""
         return _tensors_of(self)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -95,10 +95,10 @@ S = TypeVar("S", bound=Samples)
 
 @dataclass(frozen=True, slots=True)
 class Minibatch(Generic[S]):
-    """Minibatch as indices into its source, so that a compiled step can gather the samples.
+    """Minibatch as indices into its source, so that a compiled step can select the samples.
 
     Attributes:
-        source: samples to choose from.
+        source: samples that the indices select from.
         index: indices of the sequences of the minibatch, `[M]`.
         split: whether sequences are then split into steps, `[M·L, 1, …]`.
     """
@@ -109,23 +109,23 @@ class Minibatch(Generic[S]):
 
     @property
     def num_steps(self) -> int:
-        """Number of steps over all sequences."""
+        """Number of steps over all sequences of the minibatch."""
         return len(self.index) * self.source.first.shape[1]
 
-    def copy_samples(self) -> S:
-        """Return copies of the samples."""
+    def select(self) -> S:
+        """Copy the selected samples, `[M, L, …]`, or `[M·L, 1, …]` if they are split."""
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.split else samples
 
     def copy(self) -> Minibatch[S]:
-        """Return the minibatch with its gathered samples as the source."""
-        samples = self.copy_samples()
+        """Return an equal minibatch whose source is a copy of the selected samples alone."""
+        samples = self.select()
         return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySamples(Samples):
-    """Samples of the policy phase."""
+    """Samples of the policy phase, with actions, advantages and the old policy's outputs."""
 
     action: Shaped[Tensor, "S L *action"]
     old_log_prob: Float[Tensor, "S L"]
@@ -140,7 +140,7 @@ class PolicySamples(Samples):
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySamples(Samples):
-    """Samples of the auxiliary phase."""
+    """Samples of the auxiliary phase, with the parameters of the policy before it."""
 
     old_dist_params: Float[Tensor, "S L P"]
     """Parameters of the policy before the phase."""
@@ -182,7 +182,7 @@ class Rollout:
     reward_scale: Float[Tensor, " B"]
 
     def segments(self) -> Samples:
-        """Return the inputs of the networks and the value targets."""
+        """Return the rollout's B segments of T steps: inputs of the networks and value targets."""
         return Samples(self.obs, self.first, self.state, self.action_mask, self.value_target)
 
     def policy_samples(
@@ -212,7 +212,7 @@ class Rollout:
 
 
 def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
-    """Return the fields that are not None, by name."""
+    """Return the tensors of samples or a rollout that are not None, by name."""
     return {
         field.name: value
         for field in dataclasses.fields(holder)
@@ -299,7 +299,7 @@ class PhaseBuffer:
         return rollout
 
     def rollout(self, slot: int) -> Rollout:
-        """Return views of one slot."""
+        """Return the rollout in one slot, as views."""
         views = {name: tensor[slot] for name, tensor in self.rollouts.tensors().items()}
         return dataclasses.replace(self.rollouts, **views)
 
@@ -311,9 +311,9 @@ class PhaseBuffer:
     def auxiliary_samples(
         self, old_dist_params: Float[Tensor, "KB T P"], *, last: int | None = None
     ) -> AuxiliarySamples:
-        """Return the samples of the phase, or of its last rollouts, `[last·B, T, …]`.
+        """Return the samples of all K rollouts, or of the `last` ones, as views `[last·B, T, …]`.
 
-        They are views, with the parameters of the policy before the auxiliary phase.
+        `old_dist_params` are parameters of the policy before the auxiliary phase.
         """
         phase = self.segments()
         samples = AuxiliarySamples(

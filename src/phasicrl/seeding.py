@@ -9,7 +9,7 @@ PURPOSES = ("init", "action", "shuffle", "env", "evaluation", "validation")
 
 
 def derive_seed(seed: int, purpose: str, *extra: int) -> int:
-    """Derive the seed of one random stream; `extra` distinguishes streams of one purpose."""
+    """Derive an independent seed for one random stream; `extra` numbers streams of one purpose."""
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
     # 31 bits: what every back end accepts
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)

@@ -41,7 +41,7 @@ def leaves(space: gym.Space[Any], path: KeyPath = ()) -> list[tuple[KeyPath, gym
 
 
 def count_choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """Return the number of choices of each discrete component of an action space, in order.
+    """Return the number of choices of each discrete component of an action space, as a tuple.
 
     `Discrete(5)` has (5,), `MultiBinary(2)` has (2, 2), `Box` has (). The sum is the width of an
     action mask.
@@ -324,7 +324,7 @@ class ActionLayout:
 
 
 def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
-    """Return the space with float32 in place of other floats."""
+    """Return a copy of the space whose floating dtypes are float32."""
     if isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
     if isinstance(space, gym.spaces.Tuple):
@@ -350,12 +350,12 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
 
 
 def format_path(path: KeyPath) -> str:
-    """Format a path: `arm/0`."""
+    """Format the path of a part of a space: `("arm", 0)` is `arm/0`."""
     return "/".join(map(str, path))
 
 
 def format_location(path: KeyPath) -> str:
-    """Format a path for a message: ` (at 'arm/0')`, or nothing if the path is empty."""
+    """Format the path of a part for a message: ` (at 'arm/0')`; empty for an empty path."""
     return f" (at {format_path(path)!r})" if path else ""
 
 

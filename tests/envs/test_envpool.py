@@ -17,7 +17,7 @@ import torch
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as envpool_adapter
-from phasicrl.envs.bridge import EnvShare
+from phasicrl.envs.bridge import RankEnvs
 from phasicrl.envs.envpool import EnvPoolEnv, import_envpool, make_calls, task_spaces
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
@@ -47,8 +47,8 @@ MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
 def make(
     task_id: str, *, num_envs: int, seed: int = 1, num_threads: int = 1, **options: Any
 ) -> EnvPoolEnv:
-    share = EnvShare(num_envs, seed)
-    return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, share)
+    local = RankEnvs(num_envs, seed)
+    return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, local)
 
 
 def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:

@@ -154,7 +154,7 @@ def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
 
 def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) -> None:
     kept: dict[str, Any] | None = None
-    epochs: Any = {"kind": "policy", "epoch": 1}
+    epochs: Any = {"phase": "policy", "epoch": 1}
     for part, asked in enumerate([False, True, False, True]):
         with MetricsLog(tmp_path, config(epochs=asked), saved=kept) as log:
             log.write_epoch({}, env_steps=part, iteration=part, **epochs)

@@ -20,8 +20,8 @@ FirstObs = tuple[np.ndarray, "np.ndarray | None"]
 """First observations `[B, …]` and their masks `[B, mask_size]`; None without masks."""
 
 
-class EnvShare(NamedTuple):
-    """Environments of one rank: their number, and the data for their seeds.
+class RankEnvs(NamedTuple):
+    """Environments that one rank makes: their number, and the data for their seeds.
 
     Attributes:
         num_envs: number of environments.
@@ -63,7 +63,7 @@ class NumpyStep(NamedTuple):
 
 
 class EpisodeActions:
-    """Actions of each environment since the start of its episode.
+    """Recorded actions of each environment's current episode, from which it can be replayed.
 
     Args:
         num_envs: number of environments B.
@@ -77,7 +77,7 @@ class EpisodeActions:
         self._end = 0
 
     def clear(self) -> None:
-        """Drop all actions, after a reset of every environment."""
+        """Delete all actions, after a reset of every environment."""
         self._lengths[:] = 0
         self._end = 0
 
@@ -91,7 +91,7 @@ class EpisodeActions:
         self._lengths[ended] = 0
 
     def state(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return copies of the last actions `[T, B, …]` and of the lengths of episodes `[B]`.
+        """Return copies of the last T actions `[T, B, …]` and of the current lengths `[B]`.
 
         T is the length of the longest current episode.
         """
@@ -105,7 +105,7 @@ class EpisodeActions:
         self._rows[: self._end], self._lengths[:] = rows, lengths
 
     def split(self) -> list[np.ndarray]:
-        """Return the actions of each environment's episode `[L, …]`, oldest first."""
+        """Return the actions `[L, …]` of the current episodes: B arrays, each oldest first."""
         return [
             self._rows[self._end - length : self._end, env]
             for env, length in enumerate(self._lengths.tolist())
@@ -184,9 +184,10 @@ class NumpyVectorEnv:
         )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return starts, actions and current observations of the current episodes.
+        """Return what a resumed run needs to replay the current episodes.
 
-        None if episodes cannot be replayed.
+        That is the start of each episode (see `_starts`), its actions so far and its current
+        observation. None if episodes cannot be replayed.
         """
         if self.exact_state != "replay" or self._obs is None or None in (starts := self._starts()):
             return None
@@ -255,9 +256,9 @@ class NumpyVectorEnv:
         Raises:
             EnvError: a number is not finite, or outside its discrete space.
         """
-        if fault := self._layout.find_invalid(stored):
-            index = fault[0] if env_ids is None else int(env_ids[fault[0]])
-            self._fail(index, call, f"returned {fault[1]}")
+        if invalid := self._layout.find_invalid(stored):
+            index = invalid[0] if env_ids is None else int(env_ids[invalid[0]])
+            self._fail(index, call, f"returned {invalid[1]}")
         return stored
 
     def _check_reward(self, reward: np.ndarray) -> np.ndarray:

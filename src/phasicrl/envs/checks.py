@@ -42,7 +42,7 @@ MASK_REMEDY = "return a mask with every reset and step; it may allow everything"
 
 @dataclass(frozen=True, slots=True)
 class EnvProperties:
-    """Common properties of all environments of one kind.
+    """Spaces and source of action masks that all environments of one kind have in common.
 
     Attributes:
         observation_space: observation space without the mask, with float32 in place of other
@@ -64,27 +64,27 @@ class EnvProperties:
         return sum(count_choices(self.action_space)) if self.use_masks and self.mask_source else 0
 
 
-class BadResult(Exception):
-    """Wrong value from an environment; the text completes a sentence about the call."""
+class Invalid(Exception):
+    """Invalid value from an environment; the text follows the name of the call in the message."""
 
 
 @contextlib.contextmanager
 def convert_errors(call: str) -> Iterator[None]:
-    """Convert exceptions of custom code in a call to `EnvError` or `ImportError`."""
+    """Convert exceptions of the environment's code in a call to `EnvError` or `ImportError`."""
     try:
         yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ImportError(f"{call} needs a package that is not installed: {error}") from error
     except EnvError:
         raise
-    except BadResult as error:
+    except Invalid as error:
         raise EnvError(f"{call} {error}; {REMEDY}") from None
     except (Exception, SystemExit) as error:
         raise EnvError(f"{call} raised {type(error).__name__}: {error}") from error
 
 
 def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvProperties:
-    """Make one environment and return its properties.
+    """Make one environment, and return its spaces and its source of action masks.
 
     Raises:
         ValueError: the spaces are not supported.
@@ -95,9 +95,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         env = make_env()
         if not isinstance(env, gym.Env):
             given = f"returned an object of type {type(env).__name__}"
-            raise BadResult(
-                f"{given}; expected a gymnasium.Env (the older `gym` is another package)"
-            )
+            raise Invalid(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
     with contextlib.closing(env):
         properties = read_spaces(name, env.observation_space, env.action_space)
         source = properties.mask_source
@@ -128,14 +126,14 @@ def read_spaces(name: str, space: Any, actions: Any) -> EnvProperties:
 
 
 def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
-    """Return the result of a reset (2 values) or a step (5 values).
+    """Check that the result of a reset (2 values) or a step (5 values) is a tuple; return it.
 
     Raises:
-        BadResult: the result is not a tuple of that size.
+        Invalid: the result is not a tuple of that size.
     """
     if not isinstance(result, tuple) or len(result) != size:
         given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        raise BadResult(f"returned {given}; expected {_RESULT_TUPLES[size]}")
+        raise Invalid(f"returned {given}; expected {_RESULT_TUPLES[size]}")
     return result
 
 
@@ -143,9 +141,9 @@ class CheckedEnv(gym.Env[Any, Any]):
     """Wrapper of one environment that copies, packs and checks its observations.
 
     Its spaces are a stored observation and a flat action; `info` contains the flat mask only,
-    because it is sent between processes. The environment is made at the first reset. Faults raise
-    an `EnvError`; with `restarts`, a fault truncates the episode instead, the next episode begins
-    in a new environment with a seed derived from the old one, and `info["restarted"]` is the fault.
+    because it is sent between processes. The environment is made at the first reset. Errors raise
+    an `EnvError`; with `restarts`, an error truncates the episode instead, the next episode begins
+    in a new environment with a seed derived from the old one, and `info["restarted"]` is the error.
 
     Args:
         make_env: function that makes the environment.
@@ -180,14 +178,14 @@ class CheckedEnv(gym.Env[Any, Any]):
                 obs, mask = self._begin(seed)
                 return obs, mask | restarted
             except (Exception, SystemExit) as error:
-                fault = self._fault("reset", error)
+                failure = self._make_error("reset", error)
                 if restarted or not self._restarts or self.env is None:
-                    raise fault from error
+                    raise failure from error
             self.close()
-            seed, restarted = None, {"restarted": str(fault)}
+            seed, restarted = None, {"restarted": str(failure)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Step the environment."""
+        """Step the environment, and check and pack the observation, reward and flags."""
         self._num_steps += 1
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])
@@ -197,17 +195,17 @@ class CheckedEnv(gym.Env[Any, Any]):
             reward = float(np.asarray(reward).item())
             if terminated not in (False, True) or truncated not in (False, True):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
-                raise BadResult(f"returned {ends}; expected True or False")
+                raise Invalid(f"returned {ends}; expected True or False")
             # The mask of a final observation is not used.
             mask = {} if terminated or truncated else self._mask(obs, info)
             self._last_obs = self._store(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
-            fault = self._fault("step", error)
+            failure = self._make_error("step", error)
             if not self._restarts:
-                raise fault from error
+                raise failure from error
         self.close()
-        return self._last_obs, 0.0, False, True, {"restarted": str(fault)}
+        return self._last_obs, 0.0, False, True, {"restarted": str(failure)}
 
     def replay_path(self) -> str | None:
         """Return the state from which another environment can start this episode, as JSON.
@@ -252,7 +250,7 @@ class CheckedEnv(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the environment; the next reset makes another."""
         if self.env is not None:
-            with contextlib.suppress(Exception):  # would hide an earlier fault
+            with contextlib.suppress(Exception):  # would hide an earlier error
                 self.env.close()
         self.env = None
 
@@ -280,7 +278,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             batch = map_leaves(space, lambda value: np.array(value)[None], obs)
             return self._layout.pack(batch, 1)[0]
         except ValueError as error:
-            raise BadResult(f"returned a wrong observation: {error}") from None
+            raise Invalid(f"returned a wrong observation: {error}") from None
 
     def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
         """Return the mask of an observation as an `info`; empty without masks."""
@@ -289,33 +287,27 @@ class CheckedEnv(gym.Env[Any, Any]):
             return {}
         if source is None:
             if self._widths and isinstance(info, Mapping) and MASK in info:
-                raise BadResult(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
+                raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
             return {}
         if source == "method":
             given = self.env.get_wrapper_attr("action_masks")()
         else:
             holder = obs if source == "observation" else info
             if not isinstance(holder, Mapping) or MASK not in holder:
-                raise BadResult(f"returned no {MASK!r} in its {source}; {MASK_REMEDY}")
+                raise Invalid(f"returned no {MASK!r} in its {source}; {MASK_REMEDY}")
             given = holder[MASK]
         try:
             mask = flatten_mask(self._properties.action_space, given)
         except ValueError as error:
-            raise BadResult(f"returned {error}") from None
+            raise Invalid(f"returned {error}") from None
         if blocked := find_blocked(self._widths, mask[None]):
-            raise BadResult(
-                f"returned a mask that allows nothing in component {blocked[1]}: {mask}"
-            )
+            raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
         return {MASK: mask}
 
-    def _fault(self, call: str, error: BaseException) -> EnvError:
-        text = (
-            str(error)
-            if isinstance(error, BadResult)
-            else f"raised {type(error).__name__}: {error}"
-        )
+    def _make_error(self, call: str, error: BaseException) -> EnvError:
+        raised = "" if isinstance(error, Invalid) else f"raised {type(error).__name__}: "
         location = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
-        fault = EnvError(f"{location} {text}; {REMEDY}")
-        if not isinstance(error, BadResult):
-            fault.add_note("".join(traceback.format_exception(error)))
-        return fault
+        failure = EnvError(f"{location} {raised}{error}; {REMEDY}")
+        if not isinstance(error, Invalid):
+            failure.add_note("".join(traceback.format_exception(error)))
+        return failure

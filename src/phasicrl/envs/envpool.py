@@ -48,7 +48,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
-from phasicrl.envs.bridge import EnvShare, NumpyStep, NumpyVectorEnv
+from phasicrl.envs.bridge import NumpyStep, NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import read_options
@@ -86,7 +86,7 @@ class EnvPoolEnv(NumpyVectorEnv):
     remedy = "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
 
     def __init__(
-        self, task_id: str, name: str, options: dict[str, Any], threads: int | None, share: EnvShare
+        self, task_id: str, name: str, options: dict[str, Any], threads: int | None, local: RankEnvs
     ) -> None:
         """Make a pool of environments.
 
@@ -95,9 +95,9 @@ class EnvPoolEnv(NumpyVectorEnv):
             name: name of the environment, for messages.
             options: EnvPool's options of the task.
             threads: number of threads; None for one per core, or a single one for fast tasks.
-            share: number and seeds of the environments.
+            local: number and seeds of this rank's environments.
         """
-        family, num_envs = task_families()[task_id], share.num_envs
+        family, num_envs = task_families()[task_id], local.num_envs
         self._is_procgen = family == PROCGEN
         self.exact_state: ExactState = "replay" if _is_replayable(family, options) else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
@@ -108,7 +108,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         num_threads = min(threads or (1 if is_fast else num_cores()), num_envs)
         sizes: dict[str, Any] = {"num_envs": num_envs, "num_threads": num_threads}
         envpool, before = import_envpool(procgen=self._is_procgen), os.listdir(_THREADS)
-        self._pool: Any = envpool.make_gymnasium(task_id, seed=share.seeds(), **sizes, **options)
+        self._pool: Any = envpool.make_gymnasium(task_id, seed=local.seeds(), **sizes, **options)
         # A single thread of the pool computes only while this one waits, and starts fastest on the
         # same core: waking another core takes longer than a fast step (docs/performance.md).
         new = {*os.listdir(_THREADS)} - {*before} if num_threads == 1 else ()
@@ -146,10 +146,10 @@ class EnvPoolEnv(NumpyVectorEnv):
             self._reset_envs(obs, done)
         return NumpyStep(obs, reward, terminated, truncated, final_obs, info=extras)
 
-    def _reset_envs(self, obs: np.ndarray, mask: np.ndarray) -> None:
-        """Reset the environments of a mask `[B]` and write their observations into `obs`."""
-        obs[mask] = self._store(self._reset_pool(mask), "reset", np.flatnonzero(mask))
-        self._num_resets[mask] += 1
+    def _reset_envs(self, obs: np.ndarray, ended: np.ndarray) -> None:
+        """Reset the environments that `ended` `[B]`, and write their observations into `obs`."""
+        obs[ended] = self._store(self._reset_pool(ended), "reset", np.flatnonzero(ended))
+        self._num_resets[ended] += 1
 
     def _starts(self) -> list[int]:
         # In families with replay, only resets advance the random generator.
@@ -181,14 +181,14 @@ def _is_replayable(family: str, options: Mapping[str, Any]) -> bool:
 
 
 def make_calls(pool: Any, infos: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return functions that step all environments, and reset those of a mask `[B]`.
+    """Return two functions: step all environments; reset those that ended, a bool array `[B]`.
 
     Where possible they skip EnvPool's Python layer, and return only the keys `infos` of its info.
     """
     index = {key: number for number, key in enumerate(pool._state_keys)}
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in infos))
     if not index.keys() >= set(wanted) or pool._to.__module__ != _COMMON_MODULE:
-        return pool.step, lambda mask: pool.reset(options={"reset_mask": mask})[0]
+        return pool.step, lambda ended: pool.reset(options={"reset_mask": ended})[0]
     dtype, terminated_at = pool.spec._action_spec[-1][0], index.get("terminated")
     places = [index[key] for key in wanted]
     env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
@@ -200,11 +200,11 @@ def make_calls(pool: Any, infos: tuple[str, ...]) -> tuple[Callable[..., Any], C
         terminated = done & ~truncated if terminated_at is None else state[terminated_at]
         return obs, reward, terminated, truncated, dict(zip(infos, more, strict=True))
 
-    def reset(mask: np.ndarray) -> np.ndarray:
-        pool._reset(env_ids[mask])
+    def reset_where(ended: np.ndarray) -> np.ndarray:
+        pool._reset(env_ids[ended])
         return pool._recv()[places[0]]
 
-    return step, reset
+    return step, reset_where
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:
@@ -292,7 +292,7 @@ def procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, Any]]:
 
 
 def distributions(game: str, task_ids: Container[str]) -> list[str]:
-    """Return the distributions of levels that EnvPool has for a game."""
+    """Return the Procgen distributions (`easy`, `hard`, …) that EnvPool has for a game."""
     return [mode for mode in get_args(ProcgenDistribution) if _task_id(game, mode) in task_ids]
 
 

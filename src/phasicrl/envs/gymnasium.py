@@ -24,7 +24,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import EnvConfig, OptionValue
-from phasicrl.envs.bridge import EnvShare, FirstObs, NumpyStep, NumpyVectorEnv
+from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, inspect_env
 from phasicrl.envs.options import read_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
@@ -42,17 +42,17 @@ class GymnasiumEnv(NumpyVectorEnv):
     exact_state: ExactState = "replay"
     remedy = REMEDY
 
-    def __init__(self, make_env: MakeEnv, name: str, config: EnvConfig, share: EnvShare) -> None:
+    def __init__(self, make_env: MakeEnv, name: str, config: EnvConfig, local: RankEnvs) -> None:
         """Prepare environments, which are made at the first reset.
 
-        Up to `env.max_restarts` faults truncate episodes: a failed environment is replaced, or all
-        of them if a process died or hangs.
+        Up to `env.max_restarts` failures truncate episodes: a failed environment is replaced, or
+        all of them if a process died or hangs.
 
         Args:
             make_env: function that makes one environment; an extra one is made for its spaces.
             name: name of the environments, for messages.
             config: options of the environments; `num_envs` is not used.
-            share: number and seeds of the environments.
+            local: number and seeds of this rank's environments.
 
         Raises:
             ValueError: the spaces are not supported.
@@ -62,16 +62,16 @@ class GymnasiumEnv(NumpyVectorEnv):
         properties = inspect_env(name, make_env, use_masks=config.action_masks)
         self._max_restarts, self._num_restarts = config.max_restarts, 0
         guard = functools.partial(CheckedEnv, make_env, name, self._max_restarts > 0, properties)
-        makers: Any = [functools.partial(guard, index) for index in range(share.num_envs)]
+        makers: Any = [functools.partial(guard, index) for index in range(local.num_envs)]
         if config.parallel == "processes":  # the processes have separate deadlines
             self.step_seconds = self.reset_seconds = math.inf
             self._make_vector: Callable[[], Any] = functools.partial(ProcessVectorEnv, makers, name)
         else:
             self._make_vector = functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")
         self._vector: Any = self._make_vector()
-        self._share = share
-        self._seeds: list[Any] | None = share.seeds()
-        super().__init__(name, share.num_envs, properties)
+        self._local = local
+        self._seeds: list[Any] | None = local.seeds()
+        super().__init__(name, local.num_envs, properties)
 
     def _reset(self) -> FirstObs:
         obs, info = self._vector.reset(seed=self._seeds)
@@ -119,8 +119,8 @@ class GymnasiumEnv(NumpyVectorEnv):
         while True:
             self._count_restart(error)
             num_restarts += 1
-            self._share = self._share._replace(seed=env_seeds(self._share.seed, 1)[0])
-            self._seeds = self._share.seeds()
+            self._local = self._local._replace(seed=env_seeds(self._local.seed, 1)[0])
+            self._seeds = self._local.seeds()
             try:
                 self._vector.close()
                 self._vector = self._make_vector()

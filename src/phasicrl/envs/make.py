@@ -16,7 +16,7 @@ import gymnasium as gym
 from phasicrl.config import EnvConfig
 from phasicrl.config_io import suggest_name
 from phasicrl.envs import envpool
-from phasicrl.envs.bridge import EnvShare, NumpyVectorEnv
+from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
 from phasicrl.envs.protocol import VectorEnv
@@ -57,21 +57,21 @@ def make_envs(
     """
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
-    share = EnvShare(config.num_envs if num_envs is None else num_envs, seed, first_env)
+    local = RankEnvs(config.num_envs if num_envs is None else num_envs, seed, first_env)
     with closing(Watchdog(config.id)) as watchdog:
         watchdog.call = "its start", 2 * RESET_SECONDS
         if make_vector_env is not None:
-            envs = CustomVectorEnv(make_vector_env, config, share)
+            envs = CustomVectorEnv(make_vector_env, config, local)
         elif make_env is not None:
-            envs = GymnasiumEnv(make_env, config.id, config, share)
+            envs = GymnasiumEnv(make_env, config.id, config, local)
         else:
             backend, name = resolve(config.id)
             if backend == "gymnasium":
-                envs = GymnasiumEnv(find_maker(name, config), f"gymnasium:{name}", config, share)
+                envs = GymnasiumEnv(find_maker(name, config), f"gymnasium:{name}", config, local)
             else:
                 dropped = envpool.TRAINING_OPTIONS if whole_games else ()
                 options = {key: v for key, v in config.options.items() if key not in dropped}
-                envs = _make_pool(backend, name, replace(config, options=options), share)
+                envs = _make_pool(backend, name, replace(config, options=options), local)
     try:
         return envs if config.observe is None else PartialObservation(envs, config.observe)
     except ValueError:
@@ -79,13 +79,13 @@ def make_envs(
         raise
 
 
-def _make_pool(backend: str, name: str, config: EnvConfig, share: EnvShare) -> NumpyVectorEnv:
+def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> NumpyVectorEnv:
     if backend == "procgen":
         task_id, options = envpool.procgen_task(name, config)
     else:
         task_id, options = name, envpool.task_options(name, config.options)
     try:
-        return envpool.EnvPoolEnv(task_id, f"{backend}:{name}", options, config.num_threads, share)
+        return envpool.EnvPoolEnv(task_id, f"{backend}:{name}", options, config.num_threads, local)
     except (RuntimeError, TypeError) as error:
         if not config.options:
             raise

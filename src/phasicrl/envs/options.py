@@ -32,7 +32,7 @@ def read_options(
 
 
 def _read(name: str, key: str, value: OptionValue, default: Any) -> Any:
-    """Convert a value to the type of its default."""
+    """Convert the value of an environment's option to the type of its default."""
     kind, read = type(default), value
     if isinstance(value, str) and kind is not str:
         read = _parse(value)

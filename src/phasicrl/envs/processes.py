@@ -30,7 +30,10 @@ class ProcessLostError(EnvError):
 
 
 class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
-    """Gymnasium's environments in processes; a process that hangs or dies raises an error."""
+    """Vector of Gymnasium environments, each in its process.
+
+    If a process hangs or dies, all are ended and the call raises a `ProcessLostError`.
+    """
 
     def __init__(self, makers: Sequence[MakeEnv], name: str) -> None:
         self._name, self._error = name, cast("ProcessLostError | None", None)
@@ -47,19 +50,19 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         Finalize(self, _kill, (self.processes,), exitpriority=10)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments."""
+        """Reset all environments; return first observations `[B, …]` and infos."""
         return self._finish(RESET_SECONDS, self.reset_wait, self.reset_async, seed, options)
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all environments."""
+        """Step all environments; return the five results of `VectorEnv.step`."""
         return self._finish(STEP_SECONDS, self.step_wait, self.step_async, actions)
 
     def call(self, name: str, *args: Any, **_: Any) -> tuple[Any, ...]:
-        """Call a method of all environments."""
+        """Call a method of every environment, and return the results in order."""
         return self._finish(RESET_SECONDS, self.call_wait, self.call_async, name, *args)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Request the end of all processes, and kill the remaining ones after the timeout."""
+        """End all processes; kill those that are still alive after the timeout."""
         end = time.monotonic() + (0 if terminate else CLOSE_SECONDS)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError, AttributeError):  # Gymnasium sets None after an error
@@ -76,7 +79,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
     def _finish(
         self, seconds: int, receive: Callable[[], Any], send: Callable[..., Any], *args: Any
     ) -> Any:
-        """Send a call and return the results.
+        """Send a call to all processes, and wait `seconds` for the results.
 
         Raises:
             ProcessLostError: a process hangs or died; all of them were ended.

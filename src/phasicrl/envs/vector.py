@@ -22,8 +22,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.bridge import EnvShare, FirstObs, NumpyStep, NumpyVectorEnv
-from phasicrl.envs.checks import MASK, BadResult, check_tuple, convert_errors, read_spaces
+from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
+from phasicrl.envs.checks import MASK, Invalid, check_tuple, convert_errors, read_spaces
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import count_choices
 
@@ -39,7 +39,7 @@ class CustomVectorEnv(NumpyVectorEnv):
 
     remedy = "repair the vector environment"
 
-    def __init__(self, make_vector_env: MakeVectorEnv, config: EnvConfig, share: EnvShare) -> None:
+    def __init__(self, make_vector_env: MakeVectorEnv, config: EnvConfig, local: RankEnvs) -> None:
         """Make the vector environment and reset it with the seed `seed + first_env`.
 
         Raises:
@@ -47,18 +47,18 @@ class CustomVectorEnv(NumpyVectorEnv):
             EnvError: the result is not a vector environment of that size, or it cannot be made or
                 reset.
         """
-        name, num_envs = config.id, share.num_envs
+        name, num_envs = config.id, local.num_envs
         with convert_errors(f"{name}: make_vector_env()"):
             self._vector: Any = make_vector_env(num_envs)
             if (size := getattr(self._vector, "num_envs", None)) != num_envs:
                 text = f"returned a {type(self._vector).__name__} with num_envs {size}"
-                raise BadResult(f"{text}; expected a VectorEnv of {num_envs} environments")
+                raise Invalid(f"{text}; expected a VectorEnv of {num_envs} environments")
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
         properties = read_spaces(name, *spaces)
         self._widths = count_choices(properties.action_space)
         with convert_errors(f"{name}: reset()"):
-            obs, info = self._reset_vector(seed=share.seed + share.first_env)
+            obs, info = self._reset_vector(seed=local.seed + local.first_env)
         self._first: tuple[Any, Mapping[str, Any]] | None = obs, info
         source = properties.mask_source or ("info" if self._widths and MASK in info else None)
         self._from_obs = source == "observation"
@@ -80,9 +80,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             reward, terminated, truncated = rows = [np.array(row, kind) for kind, row in kinds]
             if any(row.shape != (self.num_envs,) for row in rows):
                 shapes = ", ".join(str(row.shape) for row in rows)
-                raise BadResult(
-                    f"returned {shapes} as reward and flags; expected ({self.num_envs},)"
-                )
+                raise Invalid(f"returned {shapes} as reward and flags; expected ({self.num_envs},)")
             self._check_reward(reward)
             ended = terminated | truncated
             if not ended.any():
@@ -99,9 +97,7 @@ class CustomVectorEnv(NumpyVectorEnv):
                 first = self._store(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
                     text = "resets all environments in reset(options={'reset_mask': …})"
-                    raise BadResult(
-                        f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP"
-                    )
+                    raise Invalid(f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP")
                 stored[ended] = first[ended]
                 if mask is not None:
                     mask |= self._read_mask(obs, info, ended)
@@ -119,7 +115,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         """Return the final observations of the ended episodes, as a batch of the space."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         if finals is None:
-            raise BadResult("ended an episode without info['final_obs']; expected with SAME_STEP")
+            raise Invalid("ended an episode without info['final_obs']; expected with SAME_STEP")
         if not isinstance(finals, np.ndarray) or finals.dtype != object:
             finals = iterate(batch_space(space, self.num_envs), finals)
         rows = [row for row, end in zip(finals, ended, strict=True) if end]
@@ -133,8 +129,8 @@ class CustomVectorEnv(NumpyVectorEnv):
         mask = (obs if self._from_obs else info).get(MASK)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
-            raise BadResult(f"returned action masks of {given}; expected {shape} of True and False")
+            raise Invalid(f"returned action masks of {given}; expected {shape} of True and False")
         mask = np.array(mask, dtype=bool) & rows[:, None]
         if blocked := find_blocked(self._widths, mask[rows]):
-            raise BadResult(f"returned a mask that allows nothing in component {blocked[1]}")
+            raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}")
         return mask

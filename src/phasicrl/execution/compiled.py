@@ -23,15 +23,15 @@ def has_compiler() -> bool:
 def compile_for_inputs(
     function: Callable[..., Any], inputs: Sequence[Tensor]
 ) -> Callable[..., Any]:
-    """Compile a function of tensors for these shapes, dtypes and strides.
+    """Compile a function of tensors for the shapes, dtypes and strides of example `inputs`.
 
-    If the function writes into its inputs, they must not share memory. The compiled function checks
-    nothing: it reads other shapes as if they were those of `inputs`. Compiled code is cached on
+    Inputs that the function writes to must not share memory. The compiled function checks nothing:
+    it reads tensors of other shapes as if they had those of `inputs`. Compiled code is cached on
     disk.
 
     Raises:
-        Exception: the function depends on values (lengths of a packed sequence), or the compiler
-            fails; of many types.
+        Exception: of any type: the function depends on values, such as the lengths of a packed
+            sequence, or the compiler fails.
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's warnings about PyTorch

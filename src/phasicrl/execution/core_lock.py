@@ -1,8 +1,8 @@
-"""Turns of runs that would fill the same cores. Kind: effects (locks two files).
+"""Lock with which runs on the same cores compute alternately. Kind: effects (locks two files).
 
 Threads of two runs on the same cores wait for each other after every kernel and evict each other's
-data from the caches. With turns of some tens of milliseconds, the throughput of two runs equals
-that of one (docs/performance.md).
+data from the caches. Where one computes at a time, for some tens of milliseconds (its turn), the
+throughput of two runs equals that of one (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import IO
 
 TIMEOUT_SECONDS, RETRY_SECONDS = 2.0, 30.0
-"""Maximum wait for a turn, and time without turns after a wait that long."""
+"""Maximum wait for the lock, and time without locking after a wait that long."""
 
 
 class CoreLock:
-    """Lock for turns of this user's runs on the same cores of this machine.
+    """Lock that one of this user's runs on the same cores holds while it computes.
 
-    The computing run holds the file `now` and the next one the file `next`, so that no run has two
-    turns while another waits. The end of a process releases both; a stopped process delays others
-    by two of every thirty seconds.
+    The computing run locks the file `now`, and the first waiting run the file `next`, so that no
+    run computes twice while another waits. The end of a process releases both. A process that is
+    suspended while it holds the lock delays other runs by two of every thirty seconds.
 
     Args:
-        folder: folder of the two files; None for the user's folder among the temporary files.
+        folder: directory of the two files; None for the user's one among the temporary files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -39,7 +39,7 @@ class CoreLock:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn, and hold the cores until the block ends."""
+        """Wait for the lock, and hold it until the block ends."""
         start = time.monotonic()
         deadline = start + TIMEOUT_SECONDS if start >= self._retry_at else start
         with ExitStack() as files:

@@ -23,11 +23,11 @@ S = TypeVar("S", bound=Samples)
 
 
 class Executor:
-    """Executor of gradient steps and inference by a plan.
+    """Runs gradient steps and inference on the device and with the threads of a plan.
 
     Attributes:
         device: device of the tensors.
-        turn: function that returns a context in which all threads may be used.
+        turn: function that returns a context in which the run may use all its cores.
 
     Args:
         plan: device, threads, precision, micro-batches.
@@ -64,9 +64,9 @@ class Executor:
             torch.cuda.synchronize(self.device)
 
     def micro_batches(self, samples: S, *, phase: Phase) -> Iterator[tuple[S, float]]:
-        """Yield micro-batches of whole sequences, with their shares of all samples.
+        """Yield micro-batches of whole sequences, each with its fraction of all samples.
 
-        Losses weighted by these shares add up to the mean loss.
+        Losses weighted by these fractions add up to the mean loss.
         """
         images = self.plan.micro_batch[phase]
         size = max(images // samples.first.shape[1], 1) if images else len(samples)
@@ -77,7 +77,7 @@ class Executor:
     def infer(
         self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy"
     ) -> Tensor:
-        """Apply a function of the networks without gradient to segments `[S, L, …]`, in parts."""
+        """Apply a function of the networks without gradient to segments `[S, L, …]`, in batches."""
         results, num_steps = [], segments.first.shape[1]
         size = max(1, self.plan.inference_batch_size // num_steps)
         with self.explain_oom("running the networks on a rollout", "fewer env.num_envs"):
@@ -97,10 +97,11 @@ class Executor:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Return `function(*inputs)`, without gradient, compiled if `plan.compiled`.
+        """Call a function of tensors without gradient, compiled if `plan.compiled`.
 
         Args:
-            function: function that uses a module; one object for all calls.
+            function: function that uses a module; the key of its compiled code, so that every call
+            must pass the same object.
             module: module whose parameters and buffers are used.
             inputs: tensors, of equal shapes in all calls.
         """
@@ -172,7 +173,7 @@ class Executor:
 
 
 class EagerStep:
-    """Gradient step, executed operation by operation.
+    """Gradient step on a minibatch, executed operation by operation.
 
     Args:
         executor: source of micro-batches.
@@ -192,9 +193,7 @@ class EagerStep:
         with executor.explain_oom("a gradient step", self._remedy):
             settings.optimizer.zero_grad(set_to_none=True)
             # Accumulate the gradients of the micro-batches, then clip them and step.
-            for piece, share in executor.micro_batches(
-                minibatch.copy_samples(), phase=settings.phase
-            ):
+            for piece, share in executor.micro_batches(minibatch.select(), phase=settings.phase):
                 with executor.turn():
                     value, terms = self._loss(piece, *coefficients)
                     (value * share).backward()
@@ -204,13 +203,13 @@ class EagerStep:
 
 
 class CompiledStep(EagerStep):
-    """Gradient step compiled for each layout of minibatches, after a comparison with an eager step.
+    """Gradient step that is compiled for each size of minibatch, and checked against an eager step.
 
     Args:
-        executor: log of compilations.
+        executor: source of micro-batches, and log of compilations.
         loss: loss to minimize.
         settings: optimizer and clipping.
-        updates: cache of compiled steps by everything they depend on; None if one cannot be
+        updates: cache of compiled steps, by what they depend on; None for a step that cannot be
             compiled.
     """
 

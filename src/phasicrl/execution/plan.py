@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         device: `cpu`, `cuda:0`.
         num_threads: PyTorch threads on a CPU.
-        take_turns: whether runs on the same cores compute in turns.
+        take_turns: whether runs on the same cores compute alternately, see `CoreLock`.
         precision: precision of the encoders, by phase.
         micro_batch: images in a micro-batch, by phase; None for whole minibatches.
         compiled: whether acting and gradient steps without micro-batches are compiled.
@@ -47,14 +47,14 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether tensors are on a GPU."""
+        """Return whether the run's device is a GPU."""
         return self.device.startswith("cuda")
 
 
 def make_plan(
     config: Config, device: str, *, num_cores: int, has_compiler: bool, has_images: bool
 ) -> Plan:
-    """Choose the execution of a run from its configuration and the machine.
+    """Choose threads, precision, micro-batches and compilation for a configuration and a machine.
 
     Args:
         config: configuration of the run.

@@ -124,7 +124,7 @@ class CompiledUpdate:
     ) -> None:
         self._loss, self._settings, self._example = loss, settings, minibatch
         named = dict(loss.module.named_parameters())
-        value, _ = loss(minibatch.copy_samples(), *coefficients)
+        value, _ = loss(minibatch.select(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         trained = {
             name: parameter
@@ -209,7 +209,7 @@ class CompiledUpdate:
             value, terms = compiled.call_with_tensors(
                 self._loss.module,
                 tensors,
-                lambda: self._loss(minibatch.copy_samples(), *inputs.coefficients),
+                lambda: self._loss(minibatch.select(), *inputs.coefficients),
             )
             gradients = list(torch.autograd.grad(value, leaves))
         self.names = (*terms, self._settings.norm_name)

@@ -50,10 +50,10 @@ class Report:
     """Result of `measure_speed`.
 
     Attributes:
-        config: what was trained.
+        config: measured configuration.
         machine: processor, versions, commit, plan.
         rates: rates of the whole loop, its rollout, its update, and the bare networks.
-        split: share of each part in the time of the whole loop.
+        split: fraction of the loop's time that each part takes.
         passes: number of passes of each step's observation through the networks, by kind.
         gflops_per_step: floating-point operations of the networks per environment step, in 10⁹.
         peak_memory: peak memory of the process, in bytes.
@@ -74,7 +74,7 @@ class Report:
     notes: tuple[str, ...]
 
     def rate(self, name: str) -> float:
-        """Return the median of the rate of that name."""
+        """Return the median of the rate called `name`, in environment steps per second."""
         return next(rate.per_second for rate in self.rates if rate.name == name)
 
     @property
@@ -91,7 +91,7 @@ class Report:
 def measure_speed(
     config: Config, *, seconds: float = 30.0, trace: Path | None = None, **user_objects: Any
 ) -> Report:
-    """Measure how fast this machine trains, and where the time goes.
+    """Measure the training speed on this machine, and where the time goes.
 
     PPG's phases are cut to the fewest iterations with the same work per step, but at least two.
 
@@ -99,9 +99,9 @@ def measure_speed(
         config: configuration to measure; its budget, displays, checkpoints and evaluations are off.
         seconds: Duration of the measurement after a warm-up; at least three iterations (with PPG
             phases).
-        trace: File for every kernel of one more phase; chrome://tracing and ui.perfetto.dev show
-            it.
-        user_objects: objects of your own, as for `train`.
+        trace: File for a trace of every kernel of one more phase, for chrome://tracing and
+            ui.perfetto.dev.
+        user_objects: custom environments and networks, see `train`.
 
     Raises:
         ValueError: `seconds` is not positive and finite, or the configuration cannot work here.

@@ -50,7 +50,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "b
 
 
 class Check(NamedTuple):
-    """Result of one check.
+    """Result of one check of this machine.
 
     Attributes:
         name: name of the check.
@@ -67,7 +67,7 @@ class Check(NamedTuple):
 
 
 def check_machine() -> list[Check]:
-    """Check what works on this machine, in some seconds."""
+    """Check machine, GPU and optional packages, and return the results, in some seconds."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     disk, other = shutil.disk_usage(".").free, "runs write here; choose another output_dir"
@@ -100,7 +100,7 @@ def make_table(checks: Iterable[Check]) -> Table:
 
 
 def probe_env(env_id: str) -> str:
-    """Step an environment, and describe its observations.
+    """Step an environment by its id, and return a text that describes its observations.
 
     Raises:
         RuntimeError: an image is black.

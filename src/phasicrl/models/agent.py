@@ -155,7 +155,7 @@ class Agent(nn.Module):
         precision: Precision = "fp32",
         in_aux_phase: bool = False,
     ) -> AgentOutput:
-        """Evaluate policy and values of S sequences of L steps; L is 1 when acting.
+        """Compute policy and values of S sequences of L steps; L is 1 when acting.
 
         Args:
             obs: stored observations, `[S, L, …]`.
@@ -180,7 +180,7 @@ class Agent(nn.Module):
         precision: Precision = "fp32",
         in_aux_phase: bool = False,
     ) -> AgentOutput:
-        """Evaluate policy and values of the reader's output, `[S·L, …]`, see `forward`."""
+        """Compute policy and values from `ObservationReader`'s output `[S·L, …]`, see `forward`."""
         encode = partial(self._encode, inputs, first, state, precision)
         features, policy_state = encode(self.encoder, self.memory)
         if self.value_encoder is not None and self.value_memory is not None:
@@ -206,7 +206,7 @@ class Agent(nn.Module):
         *,
         precision: Precision = "fp32",
     ) -> Float[Tensor, "S L"]:
-        """Evaluate the values alone, `[S, L]`, see `forward`."""
+        """Compute only the values `[S, L]`, see `forward`."""
         if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state, precision=precision).value
         inputs, memory = self.reader(obs.flatten(0, 1)), self.value_memory
@@ -222,9 +222,9 @@ class Agent(nn.Module):
         *,
         precision: Precision = "fp32",
     ) -> tuple[Policy, Float[Tensor, "S H"]]:
-        """Evaluate the policy alone, `[S, L]`, and the next memory state `[S, H]`, see `forward`.
+        """Compute only the policy `[S, L]` and the next memory state `[S, H]`, see `forward`.
 
-        The state of a separate value network is unchanged.
+        The columns of the state that belong to a separate value network are returned unchanged.
         """
         inputs = self.reader(obs.flatten(0, 1))
         features, updated = self._encode(inputs, first, state, precision, self.encoder, self.memory)
@@ -233,7 +233,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def update_value_statistics(self, target: Float[Tensor, "..."]) -> bool:
-        """Update the value statistics with targets `[…]`; return whether values have changed.
+        """Update the statistics of value targets with `[…]`; return whether values have changed.
 
         From the second call on, the heads are rescaled so that values are unchanged up to rounding
         (Pop-Art: van Hasselt et al. 2016, "Learning values across many orders of magnitude",
@@ -263,7 +263,10 @@ class Agent(nn.Module):
         return False
 
     def to_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Divide values or targets `[…]` by the targets' deviation, if values are normalized."""
+        """Divide values or targets `[…]` by the targets' standard deviation, if normalized.
+
+        The mean is not subtracted: losses depend on differences of values only.
+        """
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
     def _encode(
@@ -283,6 +286,6 @@ class Agent(nn.Module):
         return memory(features.unflatten(0, first.shape), first, memory_state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
-        """Return the values of a head, in the units of normalized rewards."""
+        """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)

@@ -16,7 +16,7 @@ from phasicrl.models.encoders import autocast
 def network_diagnostics(
     agent: Agent, obs: Shaped[Tensor, "N *shape"], *, precision: Precision, world: World
 ) -> dict[str, float]:
-    """Measure the shares of dormant features and of clipped observations.
+    """Measure the fractions of dormant features and of clipped observations.
 
     Args:
         agent: networks to measure.
@@ -35,7 +35,7 @@ def network_diagnostics(
 
 
 def dormant_fraction(activation: Float[Tensor, " D"], *, tau: float = 0.025) -> Float[Tensor, ""]:
-    """Return the share of units whose activation is at most τ times the average, 0-d.
+    """Return the fraction of units whose activation is at most τ times the average, 0-d.
 
     All units are dormant if every activation is 0.
 

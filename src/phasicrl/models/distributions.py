@@ -65,7 +65,7 @@ class Policy(Distribution, Protocol):
 
 
 class Categorical(Distribution):
-    """Distribution over A choices, given their normalized log-probabilities `[…, A]`."""
+    """Distributions over A categories, given their normalized log-probabilities `[…, A]`."""
 
     stds: Tensor | None = None
 
@@ -74,28 +74,28 @@ class Categorical(Distribution):
         self.noise_shape = log_probs.shape
 
     def sample_noise(self, generator: Generator) -> Float[Tensor, "*shape A"]:
-        """Draw `log e` with e ~ Exp(1) for each choice."""
+        """Draw `log e` with e ~ Exp(1) for each category, `[…, A]`, see `draw`."""
         exponential = torch.empty(self.log_probs.shape, device=generator.device)
         return exponential.exponential_(generator=generator).log()
 
     def draw(self, noise: Float[Tensor, "*shape A"]) -> Int[Tensor, "*shape"]:
-        """Return the arg-max of `log p − log e`, which is distributed as p (Gumbel-max trick)."""
+        """Return the arg-max of `log p − log e`: with e ~ Exp(1) a sample of p (Gumbel-max)."""
         return (self.log_probs - noise.to(self.log_probs.device)).argmax(-1)
 
     def mode(self) -> Int[Tensor, "*shape"]:
-        """Return the most likely actions."""
+        """Return the index of the most likely category, `[…]`."""
         return self.log_probs.argmax(-1)
 
     def log_prob(self, action: Num[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return `log p(a)`; choices may be stored as floats."""
+        """Return `log p(a)`, `[…]`; categories may be stored as floats."""
         return self.log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Float[Tensor, "*shape"]:
-        """Return `−Σ p log p`."""
+        """Return the entropy `−Σ p log p`, `[…]`."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def kl_from(self, old: Categorical) -> Float[Tensor, "*shape"]:
-        """Return `Σ p_old (log p_old − log p) + p − p_old`.
+        """Return KL(old ‖ self) as `Σ p_old (log p_old − log p) + p − p_old`, `[…]`.
 
         The last two terms sum to zero; with them, value and gradient are exactly zero for equal
         policies.
@@ -112,29 +112,31 @@ class Normal(Distribution):
         self.mean, self.std, self.noise_shape = mean, std, mean.shape
 
     def sample_noise(self, generator: Generator) -> Float[Tensor, "*shape"]:
-        """Draw ε ~ N(0, 1)."""
+        """Draw ε ~ N(0, 1) for each entry, `[…]`."""
         shape, dtype = self.mean.shape, self.mean.dtype
         return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
     def draw(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return `mean + std·ε`."""
+        """Return the actions `mean + std·ε`, `[…]`."""
         return (self.mean + self.std * noise.to(self.mean.device)).detach()
 
     def mode(self) -> Float[Tensor, "*shape"]:
-        """Return the mean."""
+        """Return the mean, which is the most likely action, `[…]`."""
         return self.mean
 
     def log_prob(self, action: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return `−z²/2 − log std − log(2π)/2` with `z = (a − mean) / std`."""
+        """Return `log p(a) = −z²/2 − log std − log(2π)/2` with `z = (a − mean) / std`, `[…]`."""
         z = (action - self.mean) / self.std
         return -0.5 * z**2 - self.std.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Float[Tensor, "*shape"]:
-        """Return `log std + log(2πe)/2`."""
+        """Return the entropy `log std + log(2πe)/2`, `[…]`."""
         return self.std.log() + 0.5 * math.log(2 * math.pi * math.e)
 
     def kl_from(self, old: Normal) -> Float[Tensor, "*shape"]:
-        """Return `(e^2r − 1 − 2r)/2 + ((mean − mean_old)/std)²/2` with `r = log(std_old/std)`.
+        """Return KL(old ‖ self) of each entry, `[…]`.
+
+        With `r = log(std_old/std)` it is `(exp(2r) − 1 − 2r)/2 + ((mean − mean_old)/std)²/2`.
 
         In terms of r, value and gradient are exactly zero for equal policies.
         """
@@ -169,7 +171,7 @@ class TanhNormal(Normal):
 
 @functools.cache
 def _send(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Copy `POINTS` and `WEIGHTS` to a GPU, once."""
+    """Copy `POINTS` and `WEIGHTS` to a device; later calls return the same tensors."""
     # A first call in inference mode would make tensors that gradient steps cannot use.
     with torch.inference_mode(False):
         return POINTS.to(device, dtype), WEIGHTS.to(device, dtype)
@@ -182,12 +184,13 @@ def _log_slope(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 class JointPolicy(Distribution):
-    """Batch of distributions of K independent components.
+    """Batch of distributions over actions of K independent components.
 
     Args:
         dist_params: parameters of the distribution, `[…, P]`.
-        parts: distributions of the components of each kind, `[…, k]`.
-        columns: columns of each part's components in an action, `[k]`.
+        parts: one batch `[…, k]` of distributions for the components of each family: categorical
+            of equal width, normal.
+        columns: columns of an action that each part covers, `[k]`.
     """
 
     def __init__(
@@ -200,7 +203,7 @@ class JointPolicy(Distribution):
         self.stds = next((part.std for part in parts if isinstance(part, Normal)), None)
 
     def sample_noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
-        """Draw the noise of all parts, in order."""
+        """Draw the random numbers that `draw` maps to actions, part by part."""
         first = self.dist_params.dim() - 1
         return torch.cat([part.sample_noise(generator).flatten(first) for part in self.parts], -1)
 
@@ -213,20 +216,20 @@ class JointPolicy(Distribution):
         return self._join(draws)
 
     def mode(self) -> Num[Tensor, "*shape K"]:
-        """Return each component's mode."""
+        """Return the mode of each component, `[…, K]`."""
         return self._join([part.mode() for part in self.parts])
 
     def log_prob(self, action: Num[Tensor, "*shape K"]) -> Float[Tensor, "*shape"]:
-        """Return `Σ log p(a_k)`."""
+        """Return the log-probability `Σ_k log p(a_k)`, `[…]`."""
         pieces = (action.index_select(-1, columns) for columns in self.columns)
         return _sum(part.log_prob(piece) for part, piece in zip(self.parts, pieces, strict=True))
 
     def entropy(self) -> Float[Tensor, "*shape"]:
-        """Return `Σ H_k`."""
+        """Return the entropy `Σ_k H_k`, `[…]`."""
         return _sum(part.entropy() for part in self.parts)
 
     def kl_from(self, old: JointPolicy) -> Float[Tensor, "*shape"]:
-        """Return `Σ KL_k`."""
+        """Return `KL(old ‖ self) = Σ_k KL_k`, `[…]`."""
         pairs: Any = zip(self.parts, old.parts, strict=True)
         return _sum(part.kl_from(old_part) for part, old_part in pairs)
 
@@ -237,5 +240,5 @@ class JointPolicy(Distribution):
 
 
 def _sum(components: Iterable[Float[Tensor, "*shape k"]]) -> Float[Tensor, "*shape"]:
-    """Sum over all components of all parts."""
+    """Sum tensors `[…, k]` over all components of all parts, `[…]`."""
     return torch.cat(list(components), -1).sum(-1)

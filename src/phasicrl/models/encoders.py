@@ -42,7 +42,7 @@ class ResidualBlock(nn.Module):
         self.conv1 = init.hidden(_conv(channels, channels), normalized)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
-        """Apply the block."""
+        """Apply the block to images `[N, C, H, W]`."""
         return x + self.conv1(functional.relu(self.conv0(functional.relu(x))))
 
 
@@ -82,7 +82,7 @@ class ImpalaCNN(nn.Module):
         _to_channels_last(self)
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
-        """Encode images."""
+        """Encode images `[N, H, W, C]` or `[N, C, H, W]` as features `[N, D]`."""
         x = functional.relu(self.stacks(scale_image(obs)))
         return self.dense(x.flatten(1))
 
@@ -113,7 +113,7 @@ class NatureCNN(nn.Module):
         _to_channels_last(self)
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
-        """Encode images."""
+        """Encode images `[N, H, W, C]` or `[N, C, H, W]` as features `[N, D]`."""
         return self.dense(self.convolutions(scale_image(obs)).flatten(1))
 
 
@@ -127,7 +127,7 @@ class MLP(nn.Module):
         self.num_features = self.dense.num_features
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
-        """Encode vectors."""
+        """Encode vectors `[N, …]` as features `[N, D]`."""
         return self.dense(_as_rows(obs).float())
 
 
@@ -149,7 +149,7 @@ class Dense(nn.Module):
         self.num_features = num_inputs
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
-        """Apply the layers in order."""
+        """Apply the layers in order to vectors `[N, I]`."""
         return self.layers(x)
 
 
@@ -184,7 +184,7 @@ class TreeEncoder(nn.Module):
         self.num_features = sum(network.num_features for network in networks)
 
     def forward(self, obs: Any) -> Float[Tensor, "N D"]:
-        """Encode a tree of observations `[N, …]`."""
+        """Encode a dict or tuple of tensors `[N, …]`, or one tensor, as features `[N, D]`."""
         pairs = zip(self.images, self.image_paths, strict=True)
         features = [cnn(get_part(obs, path)) for cnn, path in pairs]
         if self.dense is not None:
@@ -196,7 +196,7 @@ class TreeEncoder(nn.Module):
 class ObservationReader(nn.Module):
     """Conversion of stored observations to the inputs of encoders.
 
-    Rows of bytes become trees of tensors, and numbers are normalized if `obs_norm` is on.
+    Rows of bytes become dicts and tuples of tensors; numbers are normalized if `obs_norm` is on.
 
     Raises:
         ValueError: `obs_norm` is on, and the observations have no numbers.
@@ -218,7 +218,7 @@ class ObservationReader(nn.Module):
             )
 
     def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
-        """Return a tensor, or a tree of tensors for `Dict` and `Tuple` spaces, `[N, …]`."""
+        """Unpack and normalize observations: a tensor, or a dict or tuple of tensors, `[N, …]`."""
         return self.normalize(self.layout.unpack(stored))
 
     def normalize(self, obs: Any) -> Any:
@@ -233,18 +233,18 @@ class ObservationReader(nn.Module):
             self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))), world)
 
     def clipped_fraction(self, stored: Shaped[Tensor, "N *shape"]) -> float:
-        """Return the share of observed numbers that are clipped; 0 before any statistics."""
+        """Return the fraction of observed numbers that are clipped; 0 without statistics."""
         norm = self.normalizer
         assert norm is not None, "no observations are normalized"
         numbers = norm(self._numbers(self.layout.unpack(stored)))
         return float(((numbers <= norm.low) | (numbers >= norm.high)).float().mean())
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
-        """Concatenate the numbers that are normalized."""
+        """Concatenate the parts of observations that are normalized, `[N, V]`."""
         return torch.cat([_as_rows(get_part(obs, path)).float() for path, _ in self.parts], dim=-1)
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
-        """Return the tree with its normalized numbers replaced by these."""
+        """Return the observations with their normalized numbers replaced by `numbers`."""
         widths = [flat_size(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
@@ -265,14 +265,14 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
 
 
 def flat_size(space: gym.Space[Any]) -> int:
-    """Return the width V of a part of an observation as a vector, see `to_vector`."""
+    """Return the length V of the vector that `to_vector` makes of a part of an observation."""
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return sum(count_choices(space))
     return math.prod(space.shape or ())
 
 
 def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
-    """Convert a part of an observation to a vector, one-hot for discrete components."""
+    """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return _as_rows(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)

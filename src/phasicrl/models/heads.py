@@ -120,7 +120,7 @@ class PolicyHead(nn.Module):
         features: Float[Tensor, "*shape D"],
         action_mask: Bool[Tensor, "*shape M"] | None = None,
     ) -> Policy:
-        """Return the policy of each step; masked choices have probability 0 and no gradient."""
+        """Build the action distributions `[…]` from features; masked choices have probability 0."""
         outputs = self.linear(features)
         logits = outputs[..., : self.mask_size]
         if action_mask is not None:
@@ -132,7 +132,7 @@ class PolicyHead(nn.Module):
         return self.distribution(torch.cat([*log_probs, *mean_and_std], -1))
 
     def distribution(self, dist_params: Float[Tensor, "*shape P"]) -> Policy:
-        """Restore a policy from its `dist_params`."""
+        """Build the action distributions `[…]` from their parameters `[…, P]`."""
         if not self.action_shape:
             return Categorical(dist_params)
         n = self.num_continuous
@@ -180,7 +180,7 @@ class PolicyHead(nn.Module):
         return [piece.unflatten(-1, group) for piece, group in pairs]
 
     def _mean_and_std(self, outputs: Float[Tensor, "*shape m"]) -> list[Float[Tensor, "*shape n"]]:
-        """Compute means and standard deviations from the layer's outputs for them."""
+        """Compute the means and standard deviations `[…, n]` of the continuous components."""
         config, n = self.action, self.num_continuous
         mean = outputs[..., :n].tanh() if config.mean == "tanh" else outputs[..., :n]
         if config.std in ("softplus", "softplus_tanh"):

@@ -29,7 +29,7 @@ class NoMemory(nn.Module):
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
-        """Return features and state unchanged."""
+        """Return features `[S, L, D]` and state `[S, 0]` unchanged."""
         return features, state
 
 

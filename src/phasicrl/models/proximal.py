@@ -20,14 +20,15 @@ from phasicrl.models.agent import Agent
 class ProximalPolicy:
     """Exponentially weighted average of an agent's policy (openai/ppo-ewma, ppg.py:169-190).
 
-    The weights of k steps ago count `decay^k`, the initial ones as much as those after one step.
+    The weights after each gradient step count `decay` times as much as those after the next one;
+    the initial weights count as much as those after the first step.
 
     Args:
-        agent: agent whose weights are averaged, and whose observation statistics are shared.
+        agent: trained agent, whose weights are averaged and observation statistics shared.
         decay: decay of the average; 0 equals the agent after each step.
 
     Attributes:
-        agent: agent with the averaged weights.
+        agent: copy of the trained agent, with the averaged weights.
     """
 
     def __init__(self, agent: Agent, decay: float) -> None:
@@ -37,7 +38,7 @@ class ProximalPolicy:
 
     @torch.no_grad()
     def update(self, agent: Agent) -> None:
-        """Update the average with the weights after a step of the policy."""
+        """Add the agent's weights to the average, after a gradient step of the policy."""
         self._total = 1 + self._decay * self._total
         # The policy's network is the first; a separate value network is not averaged.
         average, weights = (list[Tensor](each.param_groups()[0]) for each in (self.agent, agent))
@@ -49,10 +50,10 @@ class ProximalPolicy:
         self.update(agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a checkpoint must hold."""
+        """Return the averaged weights and their count to save in a checkpoint."""
         return {"agent": self.agent.state_dict(), "total": self._total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore the result of `state_dict`."""
         self.agent.load_state_dict(state["agent"])
         self._total = state["total"]

@@ -1,10 +1,10 @@
-"""Checkpoints: the state of a run as one tree, saved atomically. Kind: effects (files).
+"""Checkpoints: the state of a run, saved atomically. Kind: effects (files).
 
-A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, within a
-PPG phase, a file for each of its rollouts. After two epochs of an auxiliary phase, the name ends in
-`-aux-002`. Each process of a run writes its part; files of rank 1 begin with `rank-001.`.
-`manifest.json` is written last, with the SHA-256 of every file. Loading runs no code: files hold
-numbers, strings and tensors.
+A checkpoint is a directory `step-000000123456` with `tensors.safetensors`, `state.json` and, within
+a PPG phase, a file (a chunk) for each of its rollouts. After two epochs of an auxiliary phase, the
+name ends in `-aux-002`. Each process of a run writes its files; those of rank 1 begin with
+`rank-001.`. `manifest.json` is written last, with the SHA-256 of every file. Loading runs no code:
+files hold numbers, strings and tensors.
 """
 
 from __future__ import annotations
@@ -34,17 +34,24 @@ _NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
-"""Functions that return large parts of the state, by name; a name's content never changes."""
+"""Functions that return tensors with a file of their own, by name.
+
+The content of a name never changes, so that the file is linked from the previous checkpoint.
+"""
 
 
 class CheckpointError(ValueError):
-    """Lack of a usable checkpoint."""
+    """Raised if a run has no usable checkpoint."""
 
     exit_code = 5
 
 
 class Part(NamedTuple):
-    """Part of a checkpoint that one process saved: its tree and the tensors of its chunks."""
+    """State that one process saved in a checkpoint.
+
+    `tree` is nested dicts and lists of numbers, strings, None and tensors; `chunks` are the tensors
+    by name in each further file, such as a rollout's.
+    """
 
     tree: dict[str, Any]
     chunks: dict[str, dict[str, Tensor]]
@@ -61,18 +68,18 @@ def save_checkpoint(
     all of it or nothing.
 
     Args:
-        folder: folder of the run's checkpoints.
+        folder: directory of the run's checkpoints.
         tree: state of this process: nested dicts and lists of numbers, strings, None and tensors.
         env_steps: environment steps of the run so far.
         keep: number of checkpoints to keep.
         aux_epochs: number of finished epochs within an auxiliary phase; None outside.
-        chunks: large parts, which are linked if the previous checkpoint has them.
+        chunks: tensors with a file of their own, see `Chunks`.
         run: id of the run.
         world: processes of the run.
 
     Raises:
         OSError: the checkpoint cannot be written; earlier ones are unchanged.
-        RankError: another process cannot write its part.
+        RankError: another process cannot write its files.
     """
     name = f"step-{env_steps:012d}" + ("" if aux_epochs is None else f"-aux-{aux_epochs:03d}")
     final, temporary = folder / name, folder / f".{name}.tmp"
@@ -134,20 +141,20 @@ def _prefix(rank: int) -> str:
 
 
 def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
-    """Load the part of rank 0 from the newest undamaged checkpoint.
+    """Load the state that rank 0 saved in the newest usable checkpoint.
 
-    Newer, damaged checkpoints are renamed to `rejected-…`, because the resumed run may differ from
-    them.
+    Newer checkpoints, which are damaged or of another run, are renamed to `rejected-…`, because the
+    resumed run may diverge from them.
 
     Args:
-        folder: folder of the run's checkpoints.
+        folder: directory of the run's checkpoints.
         run: id of the run, to reject checkpoints of other runs; empty accepts all.
 
     Returns:
-        The part, and a message about each rejected checkpoint.
+        The state, and a message about each rejected checkpoint.
 
     Raises:
-        CheckpointError: there is no undamaged checkpoint; the message has all reasons.
+        CheckpointError: there is no usable checkpoint; the message lists the reason for each.
     """
     rejected: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -164,10 +171,10 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
 
 
 def load_part(path: Path, *, rank: int = 0, run: str = "") -> Part:
-    """Load one process's part of a checkpoint, after checking it; rank 0 checks all parts.
+    """Load the state that one process saved in a checkpoint; rank 0 checks the files of all.
 
     Raises:
-        Exception: the checkpoint is damaged, or belongs to another run; of many types.
+        Exception: of any type: the checkpoint is damaged, or belongs to another run.
     """
     manifest, prefix = _read_manifest(path), _prefix(rank)
     if run and manifest["run"] != run:
@@ -192,7 +199,7 @@ def num_processes(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the finished checkpoints in a folder, oldest first."""
+    """Return the paths of the complete checkpoints in a directory, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
     # The end of an iteration sorts after its auxiliary epochs.
     return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
@@ -202,7 +209,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint.
 
     Raises:
-        ValueError: the manifest is damaged or of another schema, or the folder was renamed.
+        ValueError: the manifest is damaged or of another schema, or the directory was renamed.
         OSError: the manifest cannot be read.
     """
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -213,7 +220,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def flatten_tree(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a tree as JSON values, and add its tensors to `tensors` by their paths.
+    """Convert nested dicts and lists to JSON values, and add their tensors to `tensors` by path.
 
     Keys of dicts may be of any JSON type; tuples become lists.
     """
@@ -229,7 +236,7 @@ def flatten_tree(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unflatten_tree(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """Undo `flatten_tree`."""
+    """Restore what `flatten_tree` converted."""
     if isinstance(node, list):
         return [_unflatten_tree(value, tensors) for value in node]
     if not isinstance(node, dict):

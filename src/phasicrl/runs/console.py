@@ -17,7 +17,7 @@ from phasicrl.config import Config
 from phasicrl.config_io import escape_control_chars
 
 _BAR_SECONDS, _LINE_SECONDS = 0.25, 2.0
-"""Minimum time between two updates of the bar, and between two plain lines."""
+"""Minimum seconds between two updates of the bar, and between two plain lines."""
 _SPEED_SECONDS = 3600.0
 """Period for the mean speed, longer than the slowest auxiliary phase."""
 _COLUMNS = (
@@ -37,7 +37,7 @@ class _Bar(Progress):
     metrics = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return the bar and the metrics."""
+        """Return the progress bar and the line of metrics."""
         return [*super().get_renderables(), self.metrics]
 
 
@@ -107,7 +107,7 @@ class Display:
             self._line, self._shown_at = "", monotonic()
 
     def message(self, text: str) -> None:
-        """Show a line of text, above the bar if there is one."""
+        """Print a line of text, above the progress bar if there is one."""
         if self.kind != "off":
             console = self._bar.console
             shown = escape_control_chars(text).encode(console.encoding, "backslashreplace")
@@ -123,13 +123,13 @@ class Display:
             self._bar.stop()
 
     def silence(self) -> None:
-        """Stop showing anything, because the reader has closed the stream."""
+        """Stop all output, because the program that read the stream has closed it."""
         self.kind = "off"
         silence(self._bar.console.file)
 
 
 def silence(stream: IO[str]) -> None:
-    """Discard all further output to a stream that its reader has closed."""
+    """Discard all further output to a stream whose reading end is closed."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
         os.dup2(null.fileno(), stream.fileno())
 

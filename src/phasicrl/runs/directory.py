@@ -61,20 +61,20 @@ _MUTABLE_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Folder of one run.
+    """Directory of one run, and access to its files.
 
     Attributes:
-        path: path of the folder.
+        path: path of the directory.
     """
 
     path: Path
 
     @classmethod
     def make(cls, config: Config) -> RunDirectory:
-        """Make a new folder in `output_dir` and write the configuration into it.
+        """Make a new directory in `output_dir`, and write the configuration into it.
 
         Raises:
-            ValueError: the folder cannot be made.
+            ValueError: the directory cannot be made.
         """
         stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
@@ -154,7 +154,7 @@ class RunDirectory:
 
     @property
     def card(self) -> dict[str, Any]:
-        """Content of `card.json`: versions, machine, seed; empty without a card.
+        """Content of `card.json`, such as versions, machine and seed; empty without the file.
 
         Raises:
             ValueError: the card is damaged.
@@ -171,11 +171,13 @@ class RunDirectory:
         write_json(self.path / CONFIG_FILE, config)
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
-        """Read the rows of `metrics.jsonl`, with NaN for null, without an incomplete last line.
+        """Read `metrics.jsonl` as a list of rows, metrics by name; null is NaN.
+
+        An incomplete last line is ignored.
 
         Args:
-            names: metrics to return besides `POSITION_FIELDS`; none returns all. A long run has a
-                gigabyte of metrics.
+            names: metrics to return besides `POSITION_FIELDS`, since all metrics of a long run are
+                a gigabyte; none returns all.
 
         Raises:
             ValueError: not a run directory, no rows yet, or a line before the last is damaged.
@@ -210,12 +212,12 @@ class RunDirectory:
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Folder of the checkpoints."""
+        """Directory of the run's checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Finished checkpoints, oldest first."""
+        """Paths of the run's complete checkpoints, oldest first."""
         from phasicrl.runs.checkpoint import list_checkpoints
 
         return list_checkpoints(self.checkpoint_folder)
@@ -266,10 +268,12 @@ class RunDirectory:
             save_tensors(weights, temporary, about=about)
 
     def check_special_files(self) -> None:
-        """Check that the directory has no links, which lead elsewhere, and no pipes, which block.
+        """Check that the directory and its subdirectories hold regular files only.
+
+        Symbolic links could lead out of the directory, and reading a pipe could block.
 
         Raises:
-            ValueError: there is one.
+            ValueError: there is a link or another special file.
         """
         for path in (*self.path.glob("*"), *self.path.glob("*/*")):
             if "wandb" in path.parts:  # Weights & Biases links its newest files
@@ -300,10 +304,10 @@ class RunDirectory:
             )
 
     def _check(self) -> None:
-        """Check that the folder is a run directory.
+        """Check that the directory is a run directory.
 
         Raises:
-            ValueError: it has no configuration.
+            ValueError: the directory has no configuration.
         """
         if (self.path / CONFIG_FILE).is_file():
             return

@@ -30,10 +30,10 @@ METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
     "charts/episodic_return_100": "Mean return of the last 100 finished episodes (reward units).",
     "charts/episodic_length": "Mean length of finished episodes (environment steps).",
-    "charts/env_restarts": "Environments that were recreated after a fault (count).",
+    "charts/env_restarts": "Environments that were recreated after a failure (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
-    "charts/learned_fraction": "Share of steps that `ppo.collect_by` learns from (0 to 1).",
+    "charts/learned_fraction": "Fraction of steps that `ppo.collect_by` learns from (0 to 1).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
     "losses/policy_loss": "Negative surrogate without the entropy bonus (units of advantages).",
@@ -45,7 +45,7 @@ METRICS: dict[str, str] = {
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
     "losses/action_std": "Mean deviation of continuous actions (units before a squash).",
     "losses/clipfrac": "Fraction of samples whose ratio is outside the clip range (0 to 1).",
-    "losses/explained_variance": "Share of the targets' variance that is explained (at most 1).",
+    "losses/explained_variance": "Fraction of the targets' variance that is explained (at most 1).",
     "losses/aux/kl_loss": "Auxiliary phase: KL from the policy before the phase (nats).",
     "losses/aux/aux_value_loss": "`losses/value_loss` of the auxiliary head (same units).",
     "losses/aux/real_value_loss": "Auxiliary phase: `losses/value_loss` (same units).",
@@ -58,12 +58,12 @@ METRICS: dict[str, str] = {
     "time/auxiliary": "Time of the iteration spent on the auxiliary phase (seconds).",
     "time/evaluation": "Time of the evaluation after the iteration (seconds).",
     "time/total": "Time of the whole iteration (seconds).",
-    "procgen/level_complete": "Procgen: share of finished episodes with a complete level (0 to 1).",
+    "procgen/level_complete": "Procgen: fraction of episodes with a complete level (0 to 1).",
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
     "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
     "observations/clipped_fraction": "Fraction of observed numbers that were clipped (0 to 1).",
-    "network/dormant_fraction": "Share of features below 0.025 times the mean size (0 to 1).",
+    "network/dormant_fraction": "Fraction of features below 0.025 times the mean size (0 to 1).",
     "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
     "evaluation/length": "Mean length of these episodes (environment steps).",
     "evaluation/train_return": "Mean return on training levels of Procgen (reward units).",
@@ -82,7 +82,7 @@ class MetricsLog:
         saved: `state_dict` of the checkpoint to resume from; later rows are cut off.
 
     Raises:
-        FileExistsError: the folder holds metrics of another run.
+        FileExistsError: the directory holds metrics of another run.
         ModuleNotFoundError: `log.wandb` is on, and Weights & Biases is not installed.
     """
 
@@ -129,18 +129,18 @@ class MetricsLog:
         self._show(lambda display: display.show_metrics(values, env_steps))
 
     def write_epoch(
-        self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int
+        self, record: Values, *, env_steps: int, iteration: int, phase: str, epoch: int
     ) -> None:
-        """Write the metrics of one epoch.
+        """Write the metrics of one epoch into `epochs.jsonl`.
 
         Args:
             record: means over the epoch.
             env_steps: environment steps so far.
             iteration: iteration of the epoch.
-            kind: `policy` (with the value loss in joint epochs), `value`, or `aux`.
+            phase: `policy` (with the value loss in joint epochs), `value`, or `aux`.
             epoch: number of the epoch in its phase, from 1.
         """
-        head = {"env_steps": env_steps, "iteration": iteration, "kind": kind, "epoch": epoch}
+        head = {"env_steps": env_steps, "iteration": iteration, "kind": phase, "epoch": epoch}
         self._append(EPOCHS_FILE, head, record)
 
     def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
@@ -178,7 +178,7 @@ class MetricsLog:
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
 
     def message(self, text: str) -> None:
-        """Show a line of text, above the live display if there is one."""
+        """Print a line of text on the console, above the progress bar if there is one."""
         self._show(lambda display: display.message(text))
 
     def _show(self, call: Callable[[Display], None]) -> None:
@@ -208,12 +208,12 @@ class MetricsLog:
             file.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return environment steps, seconds and the size of each file."""
+        """Return the position in the log to save: environment steps, seconds, size of each file."""
         sizes = {name: file.size for name, file in self._files.items()}
         return self._state | {"bytes": self._state["bytes"] | sizes}
 
     def close(self) -> None:
-        """Close everything; further calls do nothing.
+        """Close files, writers and display; further calls do nothing.
 
         Raises:
             OSError: the last rows cannot be written.
@@ -296,7 +296,7 @@ class _TensorBoard:
         self._writer = SummaryWriter(str(run_dir), purge_step=purge_step)
 
     def write(self, values: Values, env_steps: int) -> None:
-        """Write one event with all metrics, ten times faster than with `add_scalar`."""
+        """Write one TensorBoard event with all metrics, ten times faster than with `add_scalar`."""
         self._write(self._writer, values, env_steps)
 
     def write_episode(self, steps: Path, env_steps: int) -> None:
@@ -311,7 +311,7 @@ class _TensorBoard:
                 self._write(writer, named, int(row["step"]))
 
     def _write(self, writer: Any, values: Values, step: int) -> None:
-        """Write one event."""
+        """Write one TensorBoard event with these values."""
         scalar = self._summary.Value
         scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
         writer._get_file_writer().add_summary(self._summary(value=scalars), step)

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint, which each process of a run saves and loads. Kind: effects (files).
+"""State of each process in the checkpoints of a run. Kind: effects (files).
 
 Rank 0 saves the common state. Environments, their rollouts and the generators that shuffle
 minibatches differ between processes.
@@ -22,25 +22,25 @@ OLD_POLICY = "old-policy"
 
 
 def rank_state(state: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return the part of a run's state that this process saves."""
+    """Return the entries of a run's state that this process saves in a checkpoint."""
     if world.is_first:
         return state
     return state | {"learner": {"generator": state["learner"]["generator"]}}
 
 
 def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]:
-    """Load this process's part of the newest undamaged checkpoint.
+    """Load this process's state from the newest usable checkpoint.
 
     Args:
-        files: directory of the run.
+        files: run directory.
         world: processes of the run; their number may differ from that of the checkpoint.
 
     Returns:
-        The part, a message about each rejected checkpoint, and the number of processes that saved
+        The state, a message about each rejected checkpoint, and the number of processes that saved
         the checkpoint.
 
     Raises:
-        CheckpointError: there is no undamaged checkpoint; the message has all reasons.
+        CheckpointError: there is no usable checkpoint; the message lists the reason for each.
     """
     part, rejected, folder = Part({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
@@ -60,7 +60,7 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
 
 
 def _redistribute(parts: list[Part], world: World) -> Part:
-    """Return this process's part if the number of processes has changed, without environments."""
+    """Return this process's state after a change of their number, without environments."""
     first = parts[0].tree
     chunks = {
         name: {
@@ -79,7 +79,7 @@ def _redistribute(parts: list[Part], world: World) -> Part:
 
 
 def _local_rows(name: str, parts: list[Tensor], state: dict[str, Any], world: World) -> Tensor:
-    """Return the rows of this process's environments from a tensor saved in parts.
+    """Return the rows of this process's environments from what each process saved.
 
     The tensor is `[B, …]`, or `[K·B, …]` with all K rollouts of a phase.
     """

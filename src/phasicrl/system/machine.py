@@ -28,7 +28,7 @@ def cgroup_cpu_quota(
 
     Args:
         groups: file with the names of the process's groups.
-        root: folder where control groups are mounted. For version 1, only the group at the mount
+        root: directory where control groups are mounted. For version 1, only the group at the mount
             counts, which is that of a container.
     """
     group = Path()
@@ -45,7 +45,7 @@ def cgroup_cpu_quota(
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """Return the name of the processor, such as its brand and model."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -54,18 +54,18 @@ def processor() -> str:
 
 
 def describe() -> dict[str, str | int | None]:
-    """Return processor, cores and versions, for results of benchmarks."""
+    """Return a dict with processor, number of cores and versions, for results of benchmarks."""
     return {"processor": processor(), "cores": num_cores(), **versions()}
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of required packages; None if not installed."""
+    """Return the versions of Python and of required packages; None for a missing package."""
     packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
     return {"python": platform.python_version()} | {x: package_version(x) for x in packages}
 
 
 def package_version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return the installed version of a package; None if the package is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -73,7 +73,7 @@ def package_version(package: str) -> str | None:
 
 
 def import_optional(name: str, message: str, extra: str = "lab") -> Any:
-    """Import a module of an optional package.
+    """Import and return a module of an optional package.
 
     Args:
         name: name of the module.

@@ -19,14 +19,14 @@ _REPEAT_SECONDS = 0.5
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
-def watch_parent(on_end: Callable[[], object]) -> None:
-    """Start a thread that calls a function when the parent process has ended."""
+def watch_parent(on_parent_exit: Callable[[], object]) -> None:
+    """Start a thread that calls `on_parent_exit` when the parent process has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process has no parent"
 
     def watch() -> None:
         parent.join()
-        on_end()
+        on_parent_exit()
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -14,7 +14,7 @@ _SECONDS = 10.0
 
 
 def check_divisible_by_ranks(config: Config, world: World) -> None:
-    """Check that environments and minibatches divide equally among the processes.
+    """Check that each process gets equally many environments and equal minibatches.
 
     Raises:
         ValueError: a number is not divisible.
@@ -36,7 +36,7 @@ def check_divisible_by_ranks(config: Config, world: World) -> None:
 
 
 def check_directory_is_shared(files: RunDirectory, world: World) -> None:
-    """Check that this process sees the run directory of rank 0.
+    """Check that rank 0's run directory is on a file system that this process shares.
 
     Raises:
         RankError: the directory is missing here, or is another one of that name.

@@ -11,7 +11,7 @@ _TAIL = (1.0 - 0.95) / 2.0
 
 
 def bootstrap_mean_interval(values: ArrayLike) -> tuple[float, float]:
-    """Return the 95 % interval of the mean by the percentile bootstrap (Efron 1979).
+    """Return lower and upper bound of the mean of values: 95 % percentile bootstrap (Efron 1979).
 
     The result is deterministic; a single value has an interval of width 0.
 

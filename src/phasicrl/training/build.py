@@ -117,7 +117,7 @@ def restore_run(
     world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
 ) -> Run:
-    """Restore the run in a directory from its newest undamaged checkpoint.
+    """Restore the run in a directory from its newest usable checkpoint, ready to train on.
 
     Environments replay their current episodes; on a CPU, the resumed run is then equal, bit by bit,
     to an uninterrupted one. Environments without replay (`exact_state`) start new episodes, which
@@ -215,7 +215,7 @@ def _build_run(
     config: Config, user: dict[str, Any], world: World, signals: Signals, resources: ExitStack,
     make_directory: Callable[[], RunDirectory], state: dict[str, Any] | None = None,
 ) -> tuple[Run, str]:  # fmt: skip
-    """Make a run; parts that may reject the configuration come first.
+    """Make a run; what may reject the configuration is made first.
 
     Args:
         config: options of the run.

@@ -46,11 +46,11 @@ class Evaluation:
 
     @property
     def mean_return(self) -> float:
-        """Mean return over episodes."""
+        """Mean of the episodes' undiscounted returns."""
         return float(np.mean(self.returns))
 
     def to_dict(self) -> dict[str, float | int | str | list[float]]:
-        """Return a summary; `interval_95` is the bootstrap interval of the mean."""
+        """Return a summary for JSON; `interval_95` is the bootstrap interval of the mean return."""
         returns = np.array(self.returns)
         return {
             "policy": self.policy,
@@ -156,13 +156,16 @@ def evaluate(
     Args:
         run_dir: Run directory.
         episodes: Number of episodes for each policy.
-        policies: Kinds of actions: greedy, sampled or both.
-        levels: Procgen: all levels, the training levels, or both.
+        policies: Kinds of actions: greedy (most likely), sampled, or both.
+        levels: Procgen: `unseen` (the full distribution), `train` (the training levels), or both.
         seed: Seed of environments and sampled actions.
         weights: Last weights, or best weights by the evaluations during the run.
         steps_file: CSV file for a table of every step (needs `phasicrl[lab]`).
         json: JSON file for the results.
         user_objects: Custom `make_env`, `make_vector_env` and `make_encoder`, see `train`.
+
+    Returns:
+        An evaluation for each kind of levels and of actions.
 
     Raises:
         ValueError: the directory is not a run directory, has no weights yet, or `levels` has no

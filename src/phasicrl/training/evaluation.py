@@ -21,7 +21,7 @@ from phasicrl.seeding import derive_seed
 
 
 def load_lab_object(name: str) -> Any:
-    """Load an object that the lab registers in the entry-point group `phasicrl.lab`.
+    """Load a class or function that `phasicrl.lab` registers as an entry point.
 
     Raises:
         ImportError: the lab is not installed.
@@ -49,7 +49,8 @@ class EpisodeTracker:
 
     Args:
         num_envs: number of environments B.
-        episodes: number of episodes to count; each environment has an equal share.
+        episodes: number of episodes to count; each environment counts its first
+            `episodes / num_envs`, so that short episodes are not favored.
     """
 
     def __init__(self, num_envs: int, episodes: int) -> None:
@@ -61,16 +62,16 @@ class EpisodeTracker:
 
     @property
     def counted_envs(self) -> Tensor:
-        """Environments whose current episode counts, `[B]` bool."""
+        """Mask `[B]` of the environments that have not yet finished their number of episodes."""
         return self._left > 0
 
     def add_rewards(self, reward: Tensor) -> None:
-        """Add the rewards `[B]` of one step."""
+        """Add the rewards `[B]` of one step to the current episodes."""
         self.returns += reward
         self.lengths += 1
 
     def finish_episodes(self, ended: Tensor, cut: Tensor) -> None:
-        """Finish episodes where `ended`, `[B]` bool; those `cut` by a fault do not count."""
+        """Finish the episodes that `ended`, `[B]` bool; those `cut` by a failure do not count."""
         counted = ended & self.counted_envs & ~cut
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)
@@ -127,10 +128,10 @@ def make_evaluation_envs(
 
 
 class AgentInput(NamedTuple):
-    """Inputs of a policy for one step.
+    """Inputs of a policy for one step of B environments.
 
     Attributes:
-        obs: stored observations, `[B, *shape]`.
+        obs: observations in storage format, `[B, *shape]`.
         first: whether the step is the first of its episode, `[B]`.
         state: memory state, `[B, H]`.
         action_mask: allowed actions, `[B, A]`; None if all are.
@@ -155,7 +156,7 @@ def run_episodes(
     on_last: OnLast = lambda obs, ended: None,
     on_step: Callable[[TimeStep, EpisodeTracker], None] = lambda step, tracker: None,
 ) -> Episodes:  # fmt: skip
-    """Run episodes until every environment has finished its share.
+    """Run episodes until every environment has finished its number of episodes.
 
     Args:
         act: function that chooses actions.
@@ -190,7 +191,7 @@ def run_agent(
     on_choice: OnChoice | None = None, on_step: OnStep | None = None,
     on_last: OnLast = lambda obs, ended: None, precision: Precision = "fp32",
 ) -> Episodes:  # fmt: skip
-    """Run episodes of an agent until every environment has finished its share.
+    """Run episodes of an agent until every environment has finished its number of episodes.
 
     Args:
         agent: policy and value networks.

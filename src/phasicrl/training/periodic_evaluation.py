@@ -32,7 +32,7 @@ class PeriodicEvaluation:
     Args:
         config: options of the run.
         files: run directory, for films and tables of steps.
-        log: log of the run, for steps and warnings.
+        log: log of the run, for tables of steps and warnings.
         world: processes of the run, which share the episodes.
         user: custom objects by the names of `train`'s arguments.
 
@@ -62,7 +62,7 @@ class PeriodicEvaluation:
         return every is not None and (iteration % every == 0 or is_over)
 
     def evaluate(self, agent: Agent, env_steps: int) -> Record:
-        """Run episodes on the requested levels and return their metrics.
+        """Run episodes on the levels in `evaluation.levels`, and return their metrics.
 
         Args:
             agent: copy of the agent on the CPU.

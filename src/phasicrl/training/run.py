@@ -36,7 +36,7 @@ from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
 
 def _copy(tree: Any) -> Any:
-    """Copy the content of a checkpoint, ten times faster than `copy.deepcopy`."""
+    """Copy a nested state of dicts, lists and tensors, ten times faster than `copy.deepcopy`."""
     if isinstance(tree, Tensor):
         return tree.clone()
     if isinstance(tree, dict):
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def iteration(self) -> int:
-        """Number of policy iterations so far."""
+        """Number of iterations (rollout and policy phase) since the start of the run."""
         return self.learner.iteration
 
     @property
@@ -112,7 +112,7 @@ class Run:
         return self._seconds_before + time.perf_counter() - self._started
 
     def collect(self, rollout: Rollout) -> Rollout:
-        """Fill a rollout, count its steps, and return it."""
+        """Fill a rollout, count its environment steps, and return the rollout."""
         self._iteration_started = time.perf_counter()
         self.show("rollout")
         self.collector.collect(
@@ -137,7 +137,7 @@ class Run:
         if self.config.log.epochs:
             record = self.world.average_record(means.recent_means())
             place = {"env_steps": self.env_steps, "iteration": self.iteration}
-            self.log.write_epoch(record, **place, kind=phase, epoch=epoch + 1)
+            self.log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
 
     def finish_iteration(self, record: Record) -> None:
         """Log the iteration's metrics; evaluate and save a checkpoint if either is due."""
@@ -220,7 +220,7 @@ class Run:
         self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        """Write the last snapshot to the disk."""
+        """Write the last snapshot as a checkpoint."""
         assert self._snapshot is not None
         state, chunks = self._snapshot
         weights, env_steps = state["learner"]["agent"], state["env_steps"]
@@ -265,7 +265,7 @@ class Run:
         })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a checkpoint must hold, except rollouts, which are chunks."""
+        """Return the run's state to save in a checkpoint, without rollouts, which are chunks."""
         progress = self.buffer.progress
         auxiliary = progress and {
             "epoch": progress.epoch,
@@ -292,11 +292,11 @@ class Run:
     def load_state_dict(
         self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool
     ) -> None:
-        """Restore `state_dict` and the chunks, except the environments.
+        """Restore the result of `state_dict` and the chunks, without the environments.
 
         Args:
             state: result of `state_dict`.
-            chunks: rollouts of the phase, and π_old in an auxiliary phase.
+            chunks: tensors of the phase's rollouts and, in an auxiliary phase, π_old, by name.
             same_episodes: whether the environments were restored to the same episodes.
         """
         self.learner.load_state_dict(state["learner"])

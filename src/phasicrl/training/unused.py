@@ -10,14 +10,17 @@ from phasicrl.spaces import is_image, leaves
 
 
 def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
-    """Return the changed options that have no effect, with the conditions that they need."""
+    """Return the changed options without effect, each with the condition that it needs."""
     ppo, model, aux, values = config.ppo, config.model, config.aux, config.values()
     parts = [part for _, part in leaves(envs.observation_space)]
     numbers = [part for part in parts if not is_image(part)]
     unused: dict[str, str] = {}
 
     def require(condition: object, what: str, paths: str) -> None:
-        """Add the options whose paths begin with one of `paths`, unless the condition holds."""
+        """Add options to `unused`, unless the condition that they need holds.
+
+        `paths` are beginnings of their paths, separated by spaces.
+        """
         if not condition:
             begin = tuple(paths.split())
             unused.update({path: what for path in values if path.startswith(begin)})

@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 class MissedBoundError(RuntimeError):
-    """Raised for a requested bound that does not hold."""
+    """Raised if a bound requested from `compare_runs` does not hold."""
 
     exit_code = 1
 
@@ -68,7 +68,7 @@ class Result:
 
     @property
     def task(self) -> Task:
-        """Environment and difficulty."""
+        """Task of the experiment: environment, and difficulty of Procgen's levels."""
         return Task(self.env_id, self.distribution)
 
     @property
@@ -233,7 +233,7 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> t
 
 
 def _score_curve(curve: Curve, at: float, target: float | None) -> Result:
-    """Score the runs of a curve at a number of steps."""
+    """Score the runs of a curve up to `at` steps, and the steps at which they reach a target."""
     scores = tuple(map(float, _score_runs(curve, at)))
     mean = estimate([[score] for score in scores], MEASURES["mean"])
     result = Result(curve.label, *curve.task, curve.published, int(at), scores, mean)
@@ -280,7 +280,7 @@ def _convert_units(curve: Curve, units: Units) -> Curve:
 
 
 def _list_missed(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
-    """List means of ours below a bound or below a share of a published mean."""
+    """List means of ours below a bound or below a fraction of a published mean."""
     missed = []
     for ours in (result for result in results if not result.published):
         bounds = [] if least is None else [(least, "")]
@@ -328,7 +328,7 @@ def _measure_overall(matrices: Mapping[str, Array], units: Units) -> list[Overal
 
 
 def _iterate_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
-    """Yield a row for each run."""
+    """Yield a row of the table of scores for each run."""
     for result in comparison.results:
         about = *result.task, result.label, int(result.published)
         pairs = zip_longest(result.scores, result.reached)
@@ -338,7 +338,7 @@ def _iterate_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
 
 
 def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
-    """Draw the share of each experiment's runs above each score over all environments."""
+    """Draw the fraction of each experiment's runs above each score over all environments."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -355,13 +355,13 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
             (line,) = panel.plot(levels, share, label=f"{label}, {matrix.size} runs")
             panel.fill_between(levels, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
         panel.set_xlabel(f"score ({comparison.units})")
-        panel.set_ylabel("share of runs above it")
+        panel.set_ylabel("fraction of runs above it")
         figure.legend(loc="outside lower center", frameon=False)
     return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
 
 
 def make_tables(comparison: Comparison) -> list[Any]:
-    """Make tables for a terminal, with notes below."""
+    """Make the tables of a comparison for a terminal, with notes below."""
     from rich.text import Text
 
     results, overall = comparison.results, comparison.overall

@@ -25,11 +25,11 @@ from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]
-"""Steps and values."""
+"""Steps and values of one run."""
 ONE_NUMBER = "one number"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
-"""Largest share of the longest run that a curve may lack without a warning."""
+"""Largest fraction of the longest run that a curve may lack without a warning."""
 
 
 class Task(NamedTuple):
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Runs on a common grid of steps.
+    """Learning curves of an experiment's runs, on a common grid of steps.
 
     Attributes:
         label: name of the experiment.
@@ -81,7 +81,7 @@ class Curve:
 
     @property
     def band_description(self) -> str:
-        """Description of the band; empty without one."""
+        """Legend text for the shaded band, its kind of interval; empty without a band."""
         if self.edges is not None:
             return "low to high"
         if len(self.runs) > 2 and not self.published:
@@ -90,7 +90,7 @@ class Curve:
 
     @cached_property
     def band(self) -> tuple[Array, Array]:
-        """Lower and upper edge of the band."""
+        """Lower and upper edge of the shaded band at each step."""
         if self.edges is not None:
             return self.edges
         if len(self.runs) > 2 and not self.published:
@@ -99,7 +99,7 @@ class Curve:
 
     @property
     def description(self) -> str:
-        """Number of runs, and the source of a published curve."""
+        """Text of a legend: number of runs, and the source of a published curve."""
         runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         if self.edges is not None:
             return "reference"
@@ -171,7 +171,7 @@ def align(series: Sequence[Points], name: str) -> Points:
 
 
 def extract_points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
-    """Return steps and values of the rows with a finite value."""
+    """Return the steps and values of a metric in the rows where the metric is finite."""
     pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in rows]
     finite = [pair for pair in pairs if math.isfinite(pair[1])]
     steps, values = np.array(finite, np.float64).reshape(-1, 2).T
@@ -179,7 +179,7 @@ def extract_points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
 
 
 def _read_points(run: Path, metric: str) -> Points:
-    """Read the points of a run."""
+    """Read the steps and values of a run's metric."""
     rows = RunDirectory(run).metrics(metric)
     points = extract_points(rows, metric)
     if not len(points[0]):

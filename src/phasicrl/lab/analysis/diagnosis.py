@@ -22,17 +22,17 @@ MIN_VALUES = 8
 
 
 class Finding(NamedTuple):
-    """A problem of a run."""
+    """Problem of a run that its metrics show."""
 
     title: str
     evidence: str
-    """Numbers that show it."""
+    """Numbers that show the problem."""
     remedy: str
     """Options to change."""
 
 
 def diagnose(columns: Columns, config: Config) -> list[Finding]:
-    """Find the problems of a run.
+    """Check a run's metrics for known signs of failed training, and return the findings.
 
     Args:
         columns: metrics of the run.
@@ -136,7 +136,7 @@ def _make_fraction_check(
 
 
 def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
-    """Make a rule about a fall to a small share of the first value in the first quarter."""
+    """Make a rule about a fall to a small fraction of the first value in the first quarter."""
 
     def check_collapse(values: Array, config: Config) -> Finding | None:
         early = float(values[max(1, len(values) // 4) - 1])

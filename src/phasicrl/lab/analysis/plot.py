@@ -59,8 +59,8 @@ def plot_runs(
         metric: Metric on the y axis.
         smooth_steps: Window of a moving average, in environment steps; 0: none.
         reference: Published returns: ppg-paper, baselines-easy, baselines-easy-200,
-            baselines-final, procgen-easy-25m, zoo, tianshou, slm-lab, cleanrl; or a curve of
-            your own, a CSV file with the columns step, low, mean, high. Published returns of a
+            baselines-final, procgen-easy-25m, zoo, tianshou, slm-lab, cleanrl; or a
+            CSV file with the columns step, low, mean, high. Published returns of a
             game of Procgen stand beside runs of the same difficulty only.
         target: Value of a dotted line.
         title: Title of the figure.
@@ -97,7 +97,7 @@ def require_matplotlib() -> None:
 
 
 def prepare_stem(output: Path) -> Path:
-    """Make the folder of a file, and return its path without the ending of an image or table."""
+    """Create the parent directory of a file; return its path without `.png`, `.svg` or `.csv`."""
     output.parent.mkdir(parents=True, exist_ok=True)
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
@@ -171,7 +171,7 @@ def draw_curves(
 
 
 def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
-    """Return the texts of a legend and its title, which describes the bands."""
+    """Return the texts of a figure's legend by curve, and its title, which describes the bands."""
     descriptions: dict[CurveKey, list[str]] = defaultdict(list)
     for curve in curves:
         descriptions[curve.label, curve.published].append(curve.description)
@@ -182,7 +182,7 @@ def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
 
 
 def assign_styles(keys: Sequence[CurveKey]) -> Styles:
-    """Assign color and dashes to each curve: solid for our first curves, dashed for published."""
+    """Choose color and dashes of each curve: solid for our first ones, dashed for published."""
     ours = cycle(product(("-", *_DASHES), COLORS))
     theirs = cycle(product(_DASHES, ("#4D4D4D", *reversed(COLORS))))
     names = ("linestyle", "color")
@@ -214,12 +214,17 @@ def format_steps(steps: float) -> str:
     return f"{steps:.10g}"
 
 
-def save_figure(figure: Figure, stem: Path, text: str) -> list[Path]:
-    """Write a figure with a description as PNG and SVG; equal data gives equal bytes."""
+def save_figure(figure: Figure, stem: Path, description: str) -> list[Path]:
+    """Write a figure as PNG and SVG with a description in their metadata, and return the paths.
+
+    Equal figures give equal bytes.
+    """
     from matplotlib import rc_context
 
     png, svg = (stem.with_name(stem.name + ending) for ending in (".png", ".svg"))
     with rc_context(STYLE):
-        figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": text})
-        figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": text, "Date": None})
+        figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": description})
+        figure.savefig(
+            svg, metadata={"Creator": "phasicrl", "Description": description, "Date": None}
+        )
     return [png, svg]

@@ -77,7 +77,7 @@ class _Subject:
         return self.files.metrics(*names, *times, "time/total")
 
     def points(self, metric: str) -> Points:
-        """Return steps and finite values of a metric."""
+        """Return the steps and values of a metric in the rows where the metric is finite."""
         return extract_points(self._rows, metric)
 
     def _sum_times(self, *times: str) -> float:
@@ -90,7 +90,7 @@ class _Subject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Numbers at the top of the page."""
+        """Numbers at the top of the page, by their text."""
         steps, training = self._rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
@@ -106,7 +106,7 @@ class _Subject:
 
     @property
     def times(self) -> list[tuple[str, float]]:
-        """Parts of the time with their shares, the rest last."""
+        """Parts of the run's wall time, such as `rollout`, with their fractions; `else` is last."""
         total = self._sum_times("total", "evaluation") or 1.0
         shares = [(part, self._sum_times(part) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
@@ -114,12 +114,12 @@ class _Subject:
 
     @property
     def base(self) -> str:
-        """Preset of the run; empty if unknown."""
+        """Name of the run's preset; empty for another configuration."""
         return self.config.name if self.config.name in PRESETS else ""
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
-        """Name and value of each option, and the preset's value if it differs."""
+        """Rows of a table of options: path, value, and the preset's value where it differs."""
         values = self.config.values()
         usual = PRESETS[self.base].config.values() if self.base else values
         return [
@@ -138,7 +138,7 @@ class _Subject:
 
     @property
     def videos(self) -> list[tuple[str, str]]:
-        """Name and content, as a data address, of the last films in the run directory."""
+        """Name and content, as a data URL, of the last videos in the run directory."""
         films = sorted(self.files.path.glob("videos/*.mp4"))
         small = [path for path in films if path.stat().st_size <= _MAX_VIDEO_BYTES]
         return [

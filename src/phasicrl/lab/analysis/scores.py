@@ -26,7 +26,7 @@ _TAIL = (1.0 - 0.95) / 2.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % interval."""
+    """Estimate with its 95 % bootstrap interval."""
 
     value: float
     low: float
@@ -43,7 +43,7 @@ def format_number(value: float, digits: int) -> str:
 
 
 def interquartile_mean(scores: Array) -> Array:
-    """Return the mean of the middle half of all runs over all tasks."""
+    """Return the interquartile mean of scores `[…, R, T]`, over all runs and tasks, `[…]`."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
     return flat[..., cut : flat.shape[-1] - cut].mean(-1)
@@ -85,10 +85,10 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
 
 
 def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array, Array, Array]:
-    """Return the share of runs with a score above each threshold, with its band.
+    """Return the fraction of runs with a score above each of K thresholds, with its interval.
 
     Returns:
-        Share, lower and upper edge, `[K]` each.
+        Fraction, lower and upper bound, `[K]` each.
     """
     matrix, levels = np.asarray(scores, np.float64), np.asarray(thresholds, np.float64)
 
@@ -108,7 +108,7 @@ def steps_to_target(steps: ArrayLike, values: ArrayLike, target: float) -> float
 
 
 def median_steps_to_target(steps: ArrayLike) -> Estimate:
-    """Return the median over runs `[R]` of the steps to a target, infinity for never.
+    """Return the median over R runs of the steps to a target; infinity is never.
 
     The interval's edges are resampled medians, not interpolated; the median of a number and
     infinity is infinity.

@@ -16,13 +16,13 @@ from phasicrl import Config
 
 
 def scale_batch(config: Config, factor: float) -> Config:
-    """Scale a configuration to batches `factor` times as large.
+    """Return a configuration for batches `factor` times as large, which learns as before.
 
     - `env.num_envs` × factor; minibatches grow with it;
-    - limits of gradient norms / √factor, as a mean over more samples has less noise (not in the
-      paper, whose code has no limits; with fixed limits small batches learned half as fast);
-    - Adam's step sizes × √factor, and its decays ^ factor, for windows of as many samples;
-    - `ppo.proximal_decay`, `ppo.advantage_decay` and decays of normalizers, for the same windows;
+    - maximum gradient norms / √factor, as a mean over more samples has less noise (not by Hilton
+      et al., whose code does not clip; with a fixed maximum small batches learned half as fast);
+    - Adam's learning rates × √factor, and its betas ** factor: averages over as many samples;
+    - `ppo.proximal_decay`, `ppo.advantage_decay` and decays of normalizers likewise;
     - `aux.every` / factor, for phases of as many samples.
 
     Raises:
@@ -58,7 +58,7 @@ def scale_batch(config: Config, factor: float) -> Config:
 
 
 def _multiply(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:
-    """Multiply the options that are not None."""
+    """Return the named options times a factor, without those that are None."""
     return {name: values[name] * factor for name in names if values.get(name) is not None}
 
 

@@ -48,7 +48,7 @@ def run_suite(
         total_env_steps: Budget of each run; none: that of its settings.
         scale: As published, or small: a night on two cores.
         jobs: Number of runs at a time; they share the cores.
-        output_dir: Folder of the runs, the table and the figure.
+        output_dir: Directory of the runs, the table and the figure.
         on_trial: called with each run after its row is written.
 
     Raises:
@@ -86,7 +86,7 @@ def run_suite(
 
 
 def train_and_summarize(trial: Trial) -> list[trials.Row]:
-    """Train a run, and return a row with its results."""
+    """Train or resume the run of a trial, and return a row with its results."""
     place = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
     return [place | trials.summarize_run(trials.train_or_resume(trial.config).path)]
 

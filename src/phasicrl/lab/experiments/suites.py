@@ -55,7 +55,7 @@ class Base(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """An experiment of a source.
+    """Experiment of a source document: its tasks, and the configurations that it compares.
 
     Attributes:
         description: description and source.
@@ -76,11 +76,11 @@ class Suite:
     num_seeds: int = 3
 
     def tasks(self, scale: Scale) -> tuple[str, ...]:
-        """Return the tasks of a scale."""
+        """Return the names of the suite's tasks at a scale."""
         return self.small if scale == "small" else self.paper
 
     def base(self, task: str, scale: Scale) -> Base:
-        """Return the settings of a task.
+        """Return the settings of PPG and PPO for a task at a scale.
 
         Raises:
             ValueError: there is no such task.

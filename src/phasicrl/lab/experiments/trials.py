@@ -67,7 +67,7 @@ class Trial(NamedTuple):
         return (*self.label, str(self.config.seed))
 
     def __str__(self) -> str:
-        """Format the key."""
+        """Format label and seed."""
         return ", ".join(self.key)
 
 
@@ -81,7 +81,7 @@ def vary_seed(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> l
 
 
 def check_seeds(where: Path, seeds: Iterable[int]) -> None:
-    """Refuse seeds for choosing and seeds for reporting in one file or folder."""
+    """Refuse seeds for choosing and seeds for reporting in one file or directory."""
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
         raise ValueError(f"{where} has {chosen}, and others, which are reported; separate them")
@@ -89,12 +89,14 @@ def check_seeds(where: Path, seeds: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A CSV file with the rows of trials, compressed if its name ends with `.gz`.
+    """CSV table of trials' results, read and added to; compressed if its name ends with `.gz`.
+
+    The label columns and the seed identify a trial.
 
     Attributes:
         path: file, which need not exist yet.
         columns: names of the columns.
-        label: columns with the parts of a trial's label, without `seed`.
+        label: columns of a trial's label, without `seed`.
     """
 
     path: Path
@@ -153,7 +155,7 @@ class Failure:
 
 
 class FailedTrialsError(RuntimeError):
-    """Raised after all other trials if some failed."""
+    """Raised if trials failed, after all other trials have finished."""
 
     exit_code = 1
 
@@ -161,10 +163,11 @@ class FailedTrialsError(RuntimeError):
 def run_in_processes(
     items: Iterable[Item], function: Callable[[Item], T], *, jobs: int = 1
 ) -> Iterator[tuple[Item, T | Failure]]:
-    """Call a function on each item in a separate process, and yield results as they arrive.
+    """Call a function on each item in a separate process, and yield items with results.
 
-    A failed item does not stop the others. SIGTERM, Ctrl-C and closing the iterator end all
-    processes, each after saving its run.
+    Results are yielded as they arrive, with a `Failure` in place of that of a failed item.
+
+    SIGTERM, Ctrl-C and closing the iterator end all processes, each after saving its run.
 
     Args:
         items: picklable items, read one by one as processes can start.
@@ -224,7 +227,7 @@ def _run_child(sender: Connection, function: Callable[[Any], Any], item: Any) ->
 
 
 def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tuple[Item, T]]:
-    """Yield the results among outcomes.
+    """Yield the items with their results, then raise an error if some have failed.
 
     Raises:
         FailedTrialsError: there were failures; the message, after all results, lists them.
@@ -243,7 +246,7 @@ def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tup
 def run_missing_trials(
     table: ResultTable, trials: Sequence[Trial], run_trial: RunTrial, jobs: int = 1
 ) -> Iterator[Trial]:
-    """Run the missing trials of a table, and yield each after its rows are written.
+    """Run the trials that are missing in a table, and yield each after its rows are written.
 
     An interrupted or failed run has no row: the same call resumes it.
 
@@ -327,7 +330,7 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
 
 
 def make_curve_steps(budget: int) -> NDArray[np.float64]:
-    """Make the steps of the points of a curve."""
+    """Return the environment steps at which the curve of a run has points."""
     return np.linspace(0.0, budget, 41)[1:]
 
 
@@ -336,7 +339,7 @@ def summarize_run(directory: Path, make_env: Callable[[], gym.Env] | None = None
 
     Args:
         directory: run directory.
-        make_env: function that makes the environment of the run, if it is your own.
+        make_env: function that makes the environment of the run, if it is custom.
     """
     files = RunDirectory(directory)
     # A run that diverged in its first iteration has no rows.

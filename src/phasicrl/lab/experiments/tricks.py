@@ -22,7 +22,7 @@ Arm = tuple[str, Config]
 
 
 def make_arms(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """Make an arm for each set of changes.
+    """Make the configurations of a comparison: one arm for each set of changes.
 
     Args:
         base: common configuration.
@@ -37,7 +37,7 @@ def make_variants(name: str, base: Config, changes: Mapping[str, Mapping[str, An
 
 
 class Trick(NamedTuple):
-    """A rung: options with and without it.
+    """Trick of PPO: options with and without the trick.
 
     Attributes:
         name: name of the trick.
@@ -89,7 +89,7 @@ def _choose_episode_options(base: Config, limit: int) -> dict[str, Any]:
 def make_rung_arms(
     base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), limit: int | None = None
 ) -> list[Arm]:
-    """Make an arm for each rung. Rewards are never normalized.
+    """Make the arms that add or remove tricks one by one. Rewards are never normalized.
 
     Args:
         base: all other options: environment, network sizes, budget, learning rate.

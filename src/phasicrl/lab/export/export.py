@@ -34,12 +34,12 @@ SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
 """Largest accepted difference, absolute below 1 and relative above."""
 _KEY = "phasicrl"
-"""Key of our entry in a file's metadata."""
+"""Key of phasicrl's entry in a file's metadata."""
 Arrays = dict[str, NDArray[Any]]
 
 
 class PolicyFile(NamedTuple):
-    """Exported policy, opened.
+    """Exported policy, opened to be called.
 
     Attributes:
         metadata: spaces, inputs, outputs and origin of the policy.
@@ -55,13 +55,14 @@ class PolicyFile(NamedTuple):
 
 
 class Export(NamedTuple):
-    """Exported file, and its comparison with the agent.
+    """Result of an export: the file, and how its outputs compare with the agent's.
 
     Attributes:
-        path: file.
+        path: exported file.
         metadata: metadata of the policy, as in the file.
         observations: number of compared observations.
-        difference: largest difference between an output and the agent's, relative above 1.
+        difference: largest difference between an output and the agent's, divided by
+            `max(1, |output|)`.
     """
 
     path: Path
@@ -82,10 +83,10 @@ def export_policy(
     Args:
         run_dir: Run directory.
         format: ONNX, or a program of `torch.export`.
-        output: The file; else `policy.onnx` or `policy.pt2` in the run directory.
-        weights: The last weights, or the best by the evaluations of the run.
+        output: File to write; none: `policy.onnx` or `policy.pt2` in the run directory.
+        weights: Last weights, or best weights by the evaluations during the run.
         observations: Minimum number of observations on which it is compared with the agent.
-        user_objects: objects of your own, as for `evaluate`.
+        user_objects: custom environments and encoder, see `evaluate`.
 
     Raises:
         ValueError: not a run directory, no weights yet, a network that `torch.export` cannot
@@ -150,7 +151,7 @@ def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...
 def _write_file(
     graph: PolicyGraph, inputs: tuple[Tensor, ...], format: Format, output: Path, metadata: dict
 ) -> None:
-    """Write the graph for batches of any size."""
+    """Write the graph in a format, for batches of any size."""
     axes = tuple({0: torch.export.Dim("batch", min=1)} for _ in inputs)
     with _silence():
         try:
@@ -265,11 +266,12 @@ def play_exported(
 
     Args:
         run_dir: Run directory, for the environments.
-        file: The exported policy; else the run's own `policy.onnx` or `policy.pt2`, the newer one.
+        file: Exported policy; none: `policy.onnx` or `policy.pt2` in the run directory, the newer
+            one.
         episodes: Number of episodes.
-        levels: Procgen: the full distribution of levels, or those of the training.
+        levels: Procgen: `unseen` (the full distribution), or `train` (the training levels).
         seed: Seed of the episodes.
-        user_objects: objects of your own, as for `evaluate`.
+        user_objects: custom environments and encoder, see `evaluate`.
 
     Raises:
         ValueError: not a run directory, no exported policy, or one for other spaces.

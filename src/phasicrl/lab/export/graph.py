@@ -42,7 +42,7 @@ class PolicyGraph(nn.Module):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Names and descriptions of the inputs, in order."""
+        """Names and descriptions of the exported policy's inputs, in order."""
         about = {
             _format_name(leaf.path): f"observed, {_format_shape(*leaf.shape)} {leaf.dtype}"
             for leaf in self.agent.reader.layout.leaves
@@ -58,7 +58,7 @@ class PolicyGraph(nn.Module):
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Names and descriptions of the outputs, in order."""
+        """Names and descriptions of the exported policy's outputs, in order."""
         head = self.agent.policy_head
         about = {"action": "most likely action for the environment, options from zero"}
         if head.mask_size:
@@ -70,7 +70,7 @@ class PolicyGraph(nn.Module):
         return about | ({"new_state": "the memory's"} if self.has_memory else {})
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Map `inputs` to `outputs`."""
+        """Map tensors in the order of `inputs` to tensors in the order of `outputs`."""
         count = len(self._paths)
         parts, others = dict(zip(self._paths, inputs[:count], strict=True)), list(inputs[count:])
         mask = others.pop().unsqueeze(1) if self.has_masks else None
@@ -91,10 +91,10 @@ class PolicyGraph(nn.Module):
 def make_named_inputs(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
-    """Map the names of a graph's inputs to the inputs of an agent.
+    """Return an agent's inputs by the names of an exported policy's inputs.
 
     Args:
-        layout: layout of the observations.
+        layout: `ObservationLayout` of the stored observations.
         obs: stored observations, `[B, *shape]`.
         first: true where an episode begins, `[B]`.
         state: state of the memory, `[B, H]`.

@@ -17,10 +17,10 @@ from phasicrl.system.machine import import_optional
 def push(
     package: Path, repository: str, *, private: bool = False, dry_run: bool = False
 ) -> list[str]:
-    """Upload a package of `phasicrl release`.
+    """Upload a package of `phasicrl release` to the Hugging Face Hub.
 
     Args:
-        package: Folder of the package.
+        package: Directory of the package.
         repository: OWNER/NAME, created if it does not exist.
         private: Hide a new repository from others.
         dry_run: Check everything, upload nothing.
@@ -46,18 +46,18 @@ def push(
 
 
 def pull(repository: str, *, output: Path | None = None, revision: str | None = None) -> Path:
-    """Download a package.
+    """Download a package from the Hugging Face Hub.
 
     Args:
         repository: OWNER/NAME.
-        output: New folder; else `hub/OWNER-NAME`.
+        output: New directory; none: `hub/OWNER-NAME`.
         revision: A branch, a tag or a commit; none: the newest.
 
     Returns:
-        The folder, a run directory for `evaluate`, `video`, `export` and `--init-from`.
+        The directory, a run directory for `evaluate`, `video`, `export` and `--init-from`.
 
     Raises:
-        ValueError: the folder exists, or the download is not a whole package.
+        ValueError: the directory exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
     hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")

@@ -1,7 +1,7 @@
 """Packages of trained agents for publication. Kind: effects (files, environments).
 
-A package is a folder with configuration, weights, origin, an evaluation, a page for readers and a
-list of hashes. Everything that only reads a run directory reads packages, too.
+A package is a directory with configuration, weights, origin, an evaluation, a page for readers and
+a list of hashes. Everything that only reads a run directory reads packages, too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _CARD_FIELDS = ("seed", "own", "env_steps", "seconds", "environment", "plan", "v
 
 
 class Package(NamedTuple):
-    """Written package.
+    """Package that `release` has written.
 
     Attributes:
-        path: folder of the package.
+        path: directory of the package.
         evaluations: greedy and sampled evaluation of its agent.
     """
 
@@ -54,15 +54,15 @@ def release(
 
     Args:
         runs: Run directories.
-        output: Parent of the packages' folders.
+        output: Parent of the packages' directories.
         best: Package the run with the highest final return of each environment only.
-        weights: The last weights, or the best by the evaluations of the run.
+        weights: Last weights, or best weights by the evaluations during the run.
         episodes: Episodes of the evaluation, for greedy and for sampled actions each.
         onnx: Add `policy.onnx`, which other tools can run.
-        user_objects: objects of your own, as for `evaluate`.
+        user_objects: custom environments and encoder, see `evaluate`.
 
     Raises:
-        ValueError: not a run directory, no weights yet, or an output folder that exists.
+        ValueError: not a run directory, no weights yet, or an output directory that exists.
     """
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")

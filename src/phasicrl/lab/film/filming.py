@@ -40,7 +40,7 @@ def film_episodes(
     episodes: int = 1, policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0,
     fps: int = 15, size: int = 512, overlay: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Film evaluation episodes.
+    """Record a video of evaluation episodes, and return their results.
 
     Args:
         saved: configuration and environments of the run.
@@ -48,7 +48,7 @@ def film_episodes(
         output: H.264 file.
         num_envs: environments side by side, in a square.
         episodes: episodes over all environments.
-        policy: sampled or most likely actions.
+        policy: kind of actions: sampled, or greedy (most likely).
         levels: levels of Procgen.
         seed: seed of the episodes.
         fps: images per second.
@@ -145,7 +145,7 @@ class _Renderer:
         return image
 
     def get_last_image(self) -> np.ndarray:
-        """Return the latest image; each reset draws one before."""
+        """Return the last drawn image; there is always one, because each reset draws first."""
         return self.draw() if self._last is None else self._last
 
     def _draw_and_reset(self, **given: Any) -> Any:

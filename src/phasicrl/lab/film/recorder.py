@@ -75,7 +75,7 @@ class StepTable:
         counted, ended = tracker.counted_envs.clone(), step.terminated | step.truncated
         if self._only_first:
             counted[int(not self._has_episode) :] = False
-        # An episode that was cut by a fault does not count.
+        # An episode that was cut by a failure does not count.
         cut = step.info.get("cut", torch.zeros_like(ended))
         for env in counted.nonzero().flatten().tolist():
             self._rows[env].append(rows[env])
@@ -93,7 +93,7 @@ class Recorder:
         config: configuration of the run.
         files: run directory for tables and films.
         log: `MetricsLog` for tables and warnings.
-        env_objects: the user's `make_env` and `make_vector_env`, or None.
+        env_objects: custom `make_env` and `make_vector_env`, or None.
     """
 
     def __init__(self, config: Config, files: RunDirectory, log: Any, **env_objects: Any) -> None:

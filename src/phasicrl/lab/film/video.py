@@ -18,29 +18,30 @@ def film(
     size: int = 512, overlay: bool = False, weights: WeightsKind = "last",
     **user_objects: Any,
 ) -> tuple[Path, Evaluation]:  # fmt: skip
-    """Film the agent of a run.
+    """Record a video of the agent of a run, and return its path and episodes.
 
     Args:
         run_dir: Run directory.
-        output: The file, H.264; else `videos/POLICY-seedSEED.mp4` in the run directory, its name
-            with `-train` and `-best` for these levels and weights.
+        output: H.264 file; none: `videos/POLICY-seedSEED.mp4` in the run directory, with the suffix
+            `-train` for training levels and `-best` for best weights.
         num_envs: Environments side by side, in a square.
         episodes: Episodes in total, over all environments.
-        policy: Sampled or most likely actions.
-        levels: Procgen: the full distribution of levels, or those of the training.
+        policy: Kind of actions: sampled, or greedy (most likely).
+        levels: Procgen: `unseen` (the full distribution), or `train` (the training levels).
         seed: Seed of the episodes.
-        fps: Images a second.
+        fps: Frames per second.
         size: Minimum height and width in pixels; images are enlarged by whole factors.
         overlay: Show the return so far, the value and the policy under each image.
-        weights: The last weights, or the best by the evaluations of the run.
-        user_objects: objects of your own, as for `evaluate`.
+        weights: Last weights, or best weights by the evaluations during the run.
+        user_objects: custom environments and encoder, see `evaluate`.
 
     Returns:
         The file and its episodes.
 
     Raises:
-        ValueError: not a run, an impossible number or name, no such levels, or no images.
-        ImportError: the encoder is not installed.
+        ValueError: not a run directory, a number or name out of its range, levels that the
+            environment does not have, or an environment that renders no images.
+        ImportError: the video encoder is not installed.
     """
     if output is not None and output.suffix != ".mp4":
         raise ValueError(f"output is {output}; expected {output.with_suffix('.mp4')}")

@@ -31,13 +31,14 @@ STUDY, _SLOT = "study.log", "slot"
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Search space, as in `search.json`.
+    """Search space of options, as in `search.json`.
 
     Attributes:
-        base: configuration without the settings.
-        values: a list of choices or a range by option, see `make_distribution`.
-        seeds: seeds of each trial.
-        rungs: number of equal parts of the budget; scores are reported after each.
+        base: configuration to which the sampled options of each trial are applied.
+        values: list of choices or range of each option, see `make_distribution`.
+        seeds: seeds with which every trial is trained.
+        rungs: number of equal parts of the budget; after each, a trial reports its score and may be
+            pruned.
     """
 
     base: Config = field(default_factory=Config)
@@ -54,7 +55,7 @@ class Search:
 
 
 def make_distribution(values: list[Any]) -> Any:
-    """Make Optuna's distribution of an option.
+    """Make Optuna's distribution of the values of an option.
 
     Args:
         values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, integers between integers; else a
@@ -79,8 +80,8 @@ def make_search(
     """Write a search for settings with Optuna, or add trials to one, without training.
 
     Args:
-        directory: Folder of the search.
-        preset: Configuration without the settings.
+        directory: Directory of the search.
+        preset: Preset to which the sampled options of each trial are applied.
         values: JSON file with the values of each option: `["log", 1e-5, 1e-3]`,
             `["uniform", 1, 6]`, or a list of choices.
         trials: Number of settings in total.
@@ -93,7 +94,7 @@ def make_search(
 
     Raises:
         ValueError: seeds for reporting, nothing to search, values that cannot be trained, or
-            another sweep in the same folder. Nothing is written then.
+            another sweep in the same directory. Nothing is written then.
         ImportError: Optuna is not installed.
     """
     if max(seeds, default=0) >= runner.FIRST_REPORT_SEED:
@@ -120,10 +121,10 @@ def make_search(
 
 
 def open_study(directory: Path, *, seed: int = 0) -> Any:
-    """Open the study of a search.
+    """Open the Optuna study in the directory of a search, or create one.
 
     Args:
-        directory: folder of the search.
+        directory: directory of the search.
         seed: seed of the sampler, different for each trial.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)

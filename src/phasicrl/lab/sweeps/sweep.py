@@ -39,8 +39,8 @@ class Outcome:
     """Outcome of a finished trial, as in `outcome.json`.
 
     Attributes:
-        state: done or diverged; in a search Optuna's complete, pruned or fail.
-        score: interquartile mean of the return over the seeds of a search; else None.
+        state: `done` or `diverged`; in a search Optuna's `complete`, `pruned` or `fail`.
+        score: in a search, interquartile mean over the seeds of the return; else None.
     """
 
     state: str = "done"
@@ -57,7 +57,7 @@ def make_sweep(
     """Write a trial for each preset, combination of values and seed, without training.
 
     Args:
-        directory: Folder of the sweep; existing trials stay.
+        directory: Directory of the sweep; existing trials stay.
         presets: Names of presets.
         values: JSON file with a list of values for each option: `{"ppo.clip": [0.1, 0.2]}`.
         seeds: Seeds of the runs: below 101 to choose settings, from 101 on to report them.
@@ -67,7 +67,7 @@ def make_sweep(
 
     Raises:
         ValueError: values that cannot be trained, seeds for choosing and seeds for reporting in one
-            sweep, or a search in the same folder. Nothing is written then.
+            sweep, or a search in the same directory. Nothing is written then.
     """
     if (directory / SEARCH).exists():
         raise ValueError(f"{directory} has a search; choose another folder")
@@ -89,7 +89,7 @@ def make_sweep(
 
 
 def check_value_lists(values: Mapping[str, Any]) -> None:
-    """Check that each option has a list of values."""
+    """Check that the values of a sweep or search are a list for each option."""
     for path, listed in values.items():
         if not isinstance(listed, list) or not listed:
             raise ValueError(f"{path} is {listed!r}; expected a list of values")
@@ -131,13 +131,13 @@ def apply_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Conf
 
 
 def write_file(path: Path, value: Any) -> None:
-    """Write a dataclass as a JSON file in a folder that need not exist yet."""
+    """Write a dataclass as a JSON file, and create its parent directory if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, value)
 
 
 def list_trials(directory: Path) -> list[Path]:
-    """List the folders of a sweep's trials, seed by seed.
+    """Return the directories of a sweep's trials, seed by seed.
 
     Raises:
         ValueError: no trials.
@@ -159,7 +159,7 @@ def run_sweep(
     Trials of other processes are skipped. SIGTERM and Ctrl-C stop all with a checkpoint.
 
     Args:
-        directory: Folder of the sweep.
+        directory: Directory of the sweep.
         jobs: Number of trials at a time on this machine; they share the cores.
         shard: I/N trains every N-th trial from the I-th on, on one of N machines.
         ray: Address of a Ray cluster that trains each trial as a task; empty: the current one.
@@ -168,7 +168,7 @@ def run_sweep(
         on_trial: called with name and state of each finished trial.
 
     Raises:
-        ValueError: an impossible number, or not a sweep.
+        ValueError: a number is out of its range, or the directory is not a sweep.
         FailedTrialsError: some trials failed; all others were trained.
     """
     first, _, number = shard.partition("/")
@@ -256,7 +256,7 @@ class TrialStatus(NamedTuple):
     """Progress of a trial.
 
     Attributes:
-        id: name of its folder.
+        id: name of the trial's directory.
         arm: name of the preset, and settings that differ from it.
         env: environment.
         state: pending, running, stopped, or the state of its outcome.
@@ -275,10 +275,10 @@ class TrialStatus(NamedTuple):
 
 
 def get_status(directory: Path) -> list[TrialStatus]:
-    """Get state, steps and last return of each trial.
+    """Return state, steps and last return of each trial in a sweep.
 
     Args:
-        directory: Folder of the sweep.
+        directory: Directory of the sweep.
 
     Raises:
         ValueError: not a sweep, or a damaged file.
@@ -287,7 +287,7 @@ def get_status(directory: Path) -> list[TrialStatus]:
 
 
 def _read_status(folder: Path) -> TrialStatus:
-    """Read the progress of a trial."""
+    """Read the progress of the trial in a directory."""
     config, outcome = read_options(Config, folder / TRIAL), read_outcome(folder)
     base = (PRESETS[config.name].config if config.name in PRESETS else Config()).values()
     words = [
