@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, check_imports, format_value
-from phasicrl.config_io import atomic_write, nearest_name, read_json, read_options, write_json
+from phasicrl.config_io import atomic_write, suggest_name, read_json, read_options, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def fill_user_objects(
         TypeError: an object has another name.
     """
     if unknown := [name for name in given if name not in {*names}]:
-        near = nearest_name(unknown[0], names)
+        near = suggest_name(unknown[0], names)
         raise TypeError(f"{unknown[0]} is given; expected {', '.join(names)}{near}")
     return {**dict.fromkeys(names), **given}
 
