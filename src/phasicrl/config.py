@@ -181,7 +181,7 @@ class ModelConfig(_Group):
     """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
     @property
-    def head_initialization(self) -> Initialization:
+    def heads_init(self) -> Initialization:
         """Initialization of the heads: `head_init`, or its default for `init`."""
         return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 

@@ -44,7 +44,7 @@ from tests.helpers import (
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
-    """In place of `compile_for_inputs`.
+    """In place of `compile_for`.
 
     The function that would be compiled, after a call such as tracing makes.
     """
@@ -116,7 +116,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
 def test_steps_written_for_the_compiler_equal_eager_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "compile_for_inputs", as_it_is)
+    monkeypatch.setattr(compiled, "compile_for", as_it_is)
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
 
@@ -124,7 +124,7 @@ def test_steps_written_for_the_compiler_equal_eager_ones(
 def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "compile_for_inputs", as_it_is)
+    monkeypatch.setattr(compiled, "compile_for", as_it_is)
 
     class Nothing(Corridor):
         def step(self, action: Any) -> Any:
@@ -256,7 +256,7 @@ def test_compiled_code_that_computes_something_else_is_not_used(
         return call
 
     reference = train(setting(tmp_path, **{"compute.compile": "off"}), make_env=Corridor)
-    monkeypatch.setattr(compiled, "compile_for_inputs", wrong)
+    monkeypatch.setattr(compiled, "compile_for", wrong)
     run = train(setting(tmp_path, **{"compute.compile": "on"}), make_env=Corridor)
     assert set(run.executor._compiled_steps.values()) == {None}
     assert set(run.executor._compiled_calls.values()) == {None}
@@ -387,17 +387,17 @@ NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ 
 
 
 @pytest.mark.parametrize(
-    "compile_for_inputs", [as_it_is, pytest.param(None, marks=[pytest.mark.long, NEEDS_COMPILER])]
+    "compile_for", [as_it_is, pytest.param(None, marks=[pytest.mark.long, NEEDS_COMPILER])]
 )
 def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_for_inputs: Callable[..., Any] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_for: Callable[..., Any] | None
 ) -> None:
     """Here the others' gradients are zero: the mean of two is half.
 
     Eagerly, and in two compiled calls with the mean between them.
     """
-    if compile_for_inputs is not None:
-        monkeypatch.setattr(compiled, "compile_for_inputs", compile_for_inputs)
+    if compile_for is not None:
+        monkeypatch.setattr(compiled, "compile_for", compile_for)
 
     def mean(gradients: Sequence[Tensor]) -> None:
         for gradient in gradients:

@@ -20,9 +20,7 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def compile_for_inputs(
-    function: Callable[..., Any], inputs: Sequence[Tensor]
-) -> Callable[..., Any]:
+def compile_for(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a function of tensors for the shapes, dtypes and strides of example `inputs`.
 
     Inputs that the function writes to must not share memory. The compiled function checks nothing:
@@ -80,7 +78,7 @@ def compile_inference(
     """Compile a function that uses a module without gradient.
 
     Raises:
-        Exception: the function cannot be compiled, see `compile_for_inputs`.
+        Exception: the function cannot be compiled, see `compile_for`.
     """
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     weights = [tensor.detach() for tensor in tensors.values()]
@@ -90,5 +88,5 @@ def compile_inference(
         return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
-        compiled = compile_for_inputs(call, [*weights, *(tensor.clone() for tensor in inputs)])
+        compiled = compile_for(call, [*weights, *(tensor.clone() for tensor in inputs)])
     return lambda *inputs: compiled(*weights, *inputs)

@@ -185,11 +185,11 @@ class CompiledUpdate:
             return torch.cat([terms, update(*tensors, *gradients)])
 
         if mean is None:
-            call = compiled.compile_for_inputs(step, flat)
+            call = compiled.compile_for(step, flat)
             return lambda tensors: call(*tensors)
-        first = compiled.compile_for_inputs(backward, flat)
+        first = compiled.compile_for(backward, flat)
         zeros = [torch.zeros_like(parameter) for parameter in example.parameters]
-        second = compiled.compile_for_inputs(update, [*flat, *zeros])
+        second = compiled.compile_for(update, [*flat, *zeros])
 
         def step_of_ranks(tensors: list[Tensor]) -> Tensor:
             *gradients, terms = first(*tensors)

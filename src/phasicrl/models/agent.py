@@ -107,9 +107,7 @@ class Agent(nn.Module):
 
         def value_head(memory: Memory) -> nn.Linear:
             linear = nn.Linear(memory.num_features, 1)
-            return Initializer(config.head_initialization, generator)(
-                linear, config.value_head_scale
-            )
+            return Initializer(config.heads_init, generator)(linear, config.value_head_scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
         self.encoder = encoder(config)

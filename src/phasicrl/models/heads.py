@@ -111,9 +111,7 @@ class PolicyHead(nn.Module):
         from_features = action.std in ("softplus", "softplus_tanh", "exp")
         num_outputs = self.mask_size + n * (1 + from_features)
         linear = nn.Linear(num_features, num_outputs)
-        self.linear = Initializer(model.head_initialization, generator)(
-            linear, model.policy_head_scale
-        )
+        self.linear = Initializer(model.heads_init, generator)(linear, model.policy_head_scale)
 
     def forward(
         self,

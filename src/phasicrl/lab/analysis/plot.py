@@ -224,7 +224,6 @@ def save_figure(figure: Figure, stem: Path, description: str) -> list[Path]:
     png, svg = (stem.with_name(stem.name + ending) for ending in (".png", ".svg"))
     with rc_context(STYLE):
         figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": description})
-        figure.savefig(
-            svg, metadata={"Creator": "phasicrl", "Description": description, "Date": None}
-        )
+        about = {"Creator": "phasicrl", "Description": description, "Date": None}
+        figure.savefig(svg, metadata=about)
     return [png, svg]

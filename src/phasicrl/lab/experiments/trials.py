@@ -258,9 +258,8 @@ def run_missing_trials(
     twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
     if twice:
         raise ValueError(f"trials has {twice[0]} twice; give each task and seed once")
-    for trial, rows in raise_failures(
-        run_in_processes(table.find_missing(trials), run_trial, jobs=jobs)
-    ):
+    outcomes = run_in_processes(table.find_missing(trials), run_trial, jobs=jobs)
+    for trial, rows in raise_failures(outcomes):
         table.add(rows)
         yield trial
 
