@@ -22,8 +22,8 @@ READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "coll
 # Lines of code by part. The design asks for 7,700, 3,400, 1,150, 400 and 18,000: lower these
 # with each cut.
 LIMITS = {
-    "core": 7_699,
-    "lab": 3_372,
+    "core": 7_693,
+    "lab": 3_370,
     "reading path": 1_150,
     "largest file": 435,
     "tests": 17_209,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, check_imports, format_value
-from phasicrl.config_io import atomic_write, suggest_name, read_json, read_options, write_json
+from phasicrl.config_io import atomic_write, read_json, read_options, suggest_name, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
