@@ -26,7 +26,7 @@ LIMITS = {
     "lab": 3_370,
     "reading path": 1_150,
     "largest file": 435,
-    "tests": 17_209,
+    "tests": 17_221,
 }
 
 OPTIONAL_PACKAGES = {

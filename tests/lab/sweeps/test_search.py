@@ -114,7 +114,9 @@ class Returns:
 
 def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     returns = Returns(monkeypatch)
-    search = module.Search(small(tmp_path, "ppo"), VALUES, (1, 2, 3, 4), 3)
+    search = module.Search(
+        small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}), VALUES, (1, 2, 3, 4), 3
+    )
     folder = written(tmp_path / "search", search, 12)
     states = [trained(folder, number) for number in range(12)]
     study = module.open_study(folder)
@@ -146,7 +148,9 @@ def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int]
 ) -> None:
     returns = Returns(monkeypatch)
-    search = module.Search(small(tmp_path, "ppo"), VALUES, (1, 2), 4)
+    search = module.Search(
+        small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}), VALUES, (1, 2), 4
+    )
     folder = written(tmp_path / "search", search, 2)
     returns.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
@@ -175,7 +179,11 @@ def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, lef
 
 def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Returns(monkeypatch)
-    uneven = module.Search(small(tmp_path, "ppo"), {"ppo.num_minibatches": ["uniform", 2, 4]}, (1,))
+    uneven = module.Search(
+        small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}),
+        {"ppo.num_minibatches": ["uniform", 2, 4]},
+        (1,),
+    )
     folder = written(tmp_path / "search", uneven, 8)
     states = [trained(folder, number) for number in range(8)]
     assert {"complete", "fail"} == set(states), "64 steps in 3 minibatches"
@@ -204,7 +212,11 @@ def test_received_searches_run_no_code(
     (tmp_path / "sent_with_it.py").write_text("raise SystemExit('it runs')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
-    folder = written(tmp_path / "search", module.Search(small(tmp_path, "ppo"), VALUES), 1)
+    folder = written(
+        tmp_path / "search",
+        module.Search(small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}), VALUES),
+        1,
+    )
     (folder / sweep.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err
