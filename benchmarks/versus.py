@@ -210,7 +210,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     "procgen-ppg-bf16": _procgen_ppg(
         32_768, "", 1, {", auxiliary phase bf16": _AUX_BF16} | _BOTH
     ),
-    "procgen-ppo-gpu": _procgen_ppo(163_840, _GPU, 2),
+    "procgen-ppo-gpu": _procgen_ppo(114_688, _GPU, 2),
     "procgen-ppg-gpu": _procgen_ppg(98_304, _GPU, 2, {"": ""} | _BOTH),
     # A minute, to check that everything is there; its rates mean nothing.
     "procgen-toy": (

@@ -93,6 +93,7 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
             assert row[metric] == near, f"iteration {index + 1}, {metric}"
 
 
+@pytest.mark.usefixtures("_exact")
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
@@ -101,7 +102,9 @@ def test_compiled_steps_equal_eager_ones(
 ) -> None:
     changes = {"compute.device": device, "model.value_path": value_path}
     changes |= {"compute.policy_precision": precision, "compute.aux_precision": precision}
-    both(images(tmp_path, **changes), Image)
+    # Convolutions sum in another order, and fewer numbers are rounded to bf16; Adam makes whole
+    # steps of the difference: 4e-4 in fp32, 1.2e-3 in bf16 on an H200.
+    both(images(tmp_path, **changes), Image, tolerance=20 if precision == "fp32" else 100)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,7 @@ def test_a_preset_trains(device: str, preset: str, precision: Precision, tmp_pat
     changes: dict[str, Any] = {
         "compute.device": device, "compute.policy_precision": precision, "total_env_steps": 64,
         "env.num_envs": 4, "ppo.num_steps": 8, "ppo.num_minibatches": 2,
+        "compute.compile": "on" if device == "cuda" else "off",
     }  # fmt: skip
     if get_preset(preset).has_auxiliary_phase:
         changes |= {"compute.aux_precision": precision, "aux.num_minibatches": 2}

@@ -22,11 +22,11 @@ READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "coll
 # Lines of code by part. The design asks for 7,700, 3,400, 1,150, 400 and 18,000: lower these
 # with each cut.
 LIMITS = {
-    "core": 7_693,
+    "core": 7_690,
     "lab": 3_370,
     "reading path": 1_150,
     "largest file": 435,
-    "tests": 17_221,
+    "tests": 17_230,
 }
 
 OPTIONAL_PACKAGES = {

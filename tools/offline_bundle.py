@@ -4,10 +4,11 @@ usage: python tools/offline_bundle.py FILE.tar.xz [--python 3.12] [--families pr
     classic_control …] [--there NAME …] [--more NAME …]
 on the machine: mkdir site && tar xJf FILE.tar.xz -C site && export PYTHONPATH=$PWD/src:$PWD/site
 
-For Linux on x86-64. EnvPool comes with the families that are given and without the others, most of
-its size. A package that the machine has (`--there rich safetensors`) stays out; `--more` adds
-others, as pip names them (`--more beartype gym==0.23.1`), also pure Python that exists as source
-alone, without what they need in turn. `PACKAGES` has the rest.
+This project comes too, because its commands are found by what pip knows of it. For Linux on x86-64.
+EnvPool comes with the families that are given and without the others, most of its size. A package
+that the machine has (`--there rich safetensors`) stays out; `--more` adds others, as pip names them
+(`--more beartype gym==0.23.1`), also pure Python that exists as source alone, without what they
+need in turn. `PACKAGES` has the rest.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ def main(
         site.mkdir()
         wanted = [name for name in PACKAGES if name_of(name) not in absent]
         download([*wanted, *more], wheels, python=python)
+        pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
+        subprocess.run([*pip, str(Path(__file__).parents[1])], check=True)
         for archive in sorted(wheels.iterdir()):
             unpack(archive, site, families)
         (site / ENTRY).write_text(entry_of((site / ENTRY).read_text(), families))

@@ -27,7 +27,7 @@ class Collector:
     Args:
         envs: B environments.
         agent: policy and value networks.
-        generator: random generator of the actions, on the agent's device.
+        generator: random generator of the actions; on a CPU, whose numbers are the same everywhere.
         executor: runs the networks.
         bootstrap_truncation: whether values of truncated episodes' final observations are computed.
     """
@@ -155,6 +155,7 @@ class Collector:
             assert self.envs.action_mask is not None, f"{self.envs.name} returned no action masks"
             rollout.action_mask[:, t] = mask = self.executor.upload(self.envs.action_mask)
         noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
+        noise = self.executor.upload(noise)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
         outputs = self.executor.run_inference(self._policy_step, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs

@@ -474,7 +474,8 @@ class ComputeConfig(_Group):
 
     _prefix: ClassVar[str] = "compute."
     device: str = "auto"
-    """Device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one."""
+    """Device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one and observations are
+    images or minibatches have 1,024 samples."""
     num_threads: _Int | None = None
     """Number of PyTorch's threads; none: all cores for images and large minibatches, else one."""
     take_turns: bool = True

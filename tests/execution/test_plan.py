@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from phasicrl.config import Config
+from phasicrl.execution.device import find_device
 from phasicrl.execution.plan import MIN_COMPILE_STEPS, MIN_THREAD_SAMPLES, PHASES, Plan, make_plan
 from phasicrl.presets import get_preset
 
 CPU: dict[str, Any] = {"device": "cpu", "num_cores": 4, "has_compiler": True}
-GPU: dict[str, Any] = {"device": "cuda:0", "num_cores": 4, "has_compiler": False}
+GPU: dict[str, Any] = {"device": "cuda:0", "num_cores": 4, "has_compiler": True}
 SHORT = get_preset("cartpole-ppo").with_updates({"total_env_steps": 10_000})
 IMAGES = get_preset("procgen-ppg")
 RECURRENT = get_preset("cartpole-masked-velocity-ppo")
@@ -32,8 +34,10 @@ def plan(machine: dict[str, Any], config: Config, **compute: Any) -> Plan:
         (CPU | {"has_compiler": False}, LONG, {}, False),
         (CPU, IMAGES, {}, False),
         (CPU, IMAGES, {"compile": "on"}, True),
-        (GPU, SHORT, {}, True),
+        (GPU, SHORT, {}, False),
+        (GPU, SHORT, {"compile": "on"}, True),
         (GPU, IMAGES, {}, True),
+        (GPU | {"has_compiler": False}, IMAGES, {}, False),
         (GPU, IMAGES, {"compile": "off"}, False),
         (GPU, RECURRENT, {}, False),
         (GPU, RECURRENT, {"compile": "on"}, False),
@@ -71,6 +75,21 @@ def test_threads_are_shared_where_there_is_much_to_do() -> None:
     large = SHORT.with_updates({"env.num_envs": MIN_THREAD_SAMPLES, "ppo.num_minibatches": 1})
     assert plan(CPU, large).num_threads == 4
     assert plan(CPU, IMAGES, num_threads=3).num_threads == 3
+
+
+def test_a_gpu_is_chosen_where_there_is_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def empty(size: int, *, device: str) -> torch.Tensor:
+        tried.append(device)
+        return torch.zeros(size)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    for has_gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        for is_large in (True, False):
+            find_device("auto", is_large=is_large)
+    assert tried == ["cuda", "cpu", "cpu", "cpu"]
 
 
 def test_runs_take_turns_where_two_of_them_do_not_fit_side_by_side() -> None:

@@ -38,7 +38,6 @@ from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.seeding import derive_seed
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import evaluate
@@ -112,19 +111,6 @@ def test_a_run_stopped_by_its_callback_is_saved_and_can_be_resumed(
     assert again.env_steps == 128 and files.card["env_steps"] == 128
     assert resume(run.directory, make_env=corridor).env_steps == 224
     assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
-
-
-def test_actions_of_a_run_from_another_kind_of_device_are_drawn_from_a_seed_of_their_own(
-    tmp_path: Path,
-) -> None:
-    """A GPU's generator has a state of another size, which this one cannot take."""
-    with start_run(tiny(tmp_path), make_env=corridor) as run:
-        before = run.collector.generator.get_state()
-        state: dict[str, Any] = run.state_dict() | {"env_steps": 64}
-        state["action_generator"] = torch.zeros(16, dtype=torch.uint8)
-        run.load_state_dict(state, {}, same_episodes=False)
-        assert run.collector.generator.initial_seed() == derive_seed(3, "action", 64)
-        assert not torch.equal(run.collector.generator.get_state(), before)
 
 
 KEYS_AND_NUMBERS = partial(Echo, BOTH, masked=True)

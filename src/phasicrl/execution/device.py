@@ -18,14 +18,14 @@ _TRAINING_LOCK = threading.RLock()
 """Lock of the thread that trains: all threads share PyTorch's settings."""
 
 
-def find_device(device: str) -> str:
-    """Return the device with its index; `auto` is a GPU if there is one.
+def find_device(device: str, *, is_large: bool) -> str:
+    """Return the device with its index; `auto` is a GPU if there is one and minibatches are large.
 
     Raises:
         ValueError: the device does not exist here.
     """
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if is_large and torch.cuda.is_available() else "cpu"
     try:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError) as error:

@@ -12,9 +12,9 @@ Phase = Literal["policy", "value", "aux"]
 PHASES: tuple[Phase, ...] = ("policy", "value", "aux")
 
 MIN_COMPILE_STEPS = 15_000
-"""Minimum gradient steps for compiling, which takes ten seconds and saves about 0.7 ms a step."""
+"""Minimum gradient steps for compiling, which takes 10 s and saves 0.7 ms a step; on a GPU 30 s."""
 MIN_THREAD_SAMPLES = 1024
-"""Minimum samples in a minibatch of vectors for several threads."""
+"""Minimum samples in a minibatch of vectors for several threads, or for a GPU."""
 MICRO_BATCH: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
 """Images in a micro-batch on a CPU (docs/performance.md)."""
 
@@ -51,6 +51,12 @@ class Plan:
         return self.device.startswith("cuda")
 
 
+def is_large(config: Config, has_images: bool) -> bool:
+    """Return whether a minibatch is large enough for several threads, or for a GPU."""
+    size = config.batch_size // config.ppo.num_minibatches
+    return has_images or size >= MIN_THREAD_SAMPLES
+
+
 def make_plan(
     config: Config, device: str, *, num_cores: int, has_compiler: bool, has_images: bool
 ) -> Plan:
@@ -64,12 +70,12 @@ def make_plan(
         has_images: whether observations contain images.
     """
     compute, on_gpu = config.compute, device.startswith("cuda")
-    if on_gpu:  # CUDA graphs need fixed shapes, which packed sequences do not have
-        compiled = compute.compile != "off" and config.model.memory == "none"
-    else:  # compiling does not make convolutions faster
-        is_long = config.num_gradient_steps >= MIN_COMPILE_STEPS
-        is_useful = is_long and has_compiler and not has_images
-        compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
+    is_useful = has_compiler and config.num_gradient_steps >= MIN_COMPILE_STEPS
+    if not on_gpu and has_images:  # compiling does not make a CPU's convolutions faster
+        is_useful = False
+    compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
+    if on_gpu and config.model.memory != "none":
+        compiled = False  # CUDA graphs need fixed shapes, which packed sequences do not have
     precision: dict[Phase, Precision] = {
         "policy": compute.policy_precision,
         "value": compute.policy_precision,
@@ -83,9 +89,7 @@ def make_plan(
             return compute.micro_batch
         return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
-    minibatch_size = config.batch_size // config.ppo.num_minibatches
-    uses_all_cores = has_images or minibatch_size >= MIN_THREAD_SAMPLES
-    num_threads = compute.num_threads or (num_cores if uses_all_cores else 1)
+    num_threads = compute.num_threads or (num_cores if is_large(config, has_images) else 1)
     # Two runs that each use half of the cores can compute at the same time.
     fills_cores = num_threads > 1 and 2 * num_threads > num_cores
     return Plan(

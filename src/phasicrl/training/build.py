@@ -27,7 +27,7 @@ from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.device import find_device, torch_settings
 from phasicrl.execution.executor import Executor
-from phasicrl.execution.plan import Plan, make_plan
+from phasicrl.execution.plan import Plan, is_large, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
@@ -233,14 +233,15 @@ def _build_run(
     world.check_same("versions", lambda: versions() | {"commit": commit()})
     check_divisible_by_ranks(config, world)
     with world.sync_errors("preparing the run"):
-        device = find_device(config.compute.device)
         envs, since, obs, remark = _open_envs(config, user, world, state)
         resources.enter_context(closing(envs))
+        has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
+        device = find_device(config.compute.device, is_large=is_large(config, has_images))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
         messages = [] if state else _unused_options(config, envs, user)
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
-        plan = _make_plan(config, envs, device, world)
+        plan = _make_plan(config, device, world, has_images)
         resources.enter_context(torch_settings(plan))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
@@ -252,7 +253,7 @@ def _build_run(
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.message, world=world)
     # All processes share the noise of actions, but each shuffles its minibatches differently.
-    noise = Generator(executor.device).manual_seed(derive_seed(config.seed, "action"))
+    noise = Generator().manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(
         envs, agent, generator=noise, executor=executor,
         bootstrap_truncation=config.ppo.bootstrap_truncation,
@@ -282,11 +283,10 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     )  # fmt: skip
 
 
-def _make_plan(config: Config, envs: VectorEnv, device: str, world: World) -> Plan:
+def _make_plan(config: Config, device: str, world: World, has_images: bool) -> Plan:
     """Return the plan of rank 0, with the device and the cores of this process."""
     plan = world.broadcast_object(make_plan(
-        config, device, num_cores=num_cores(), has_compiler=has_compiler(),
-        has_images=any(is_image(part) for _, part in leaves(envs.observation_space)),
+        config, device, num_cores=num_cores(), has_compiler=has_compiler(), has_images=has_images
     ))  # fmt: skip
     if world.size == 1:
         return plan

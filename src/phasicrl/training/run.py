@@ -28,7 +28,6 @@ from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
-from phasicrl.seeding import derive_seed
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import commit
 from phasicrl.system.signals import Signals
@@ -300,11 +299,7 @@ class Run:
             same_episodes: whether the environments were restored to the same episodes.
         """
         self.learner.load_state_dict(state["learner"])
-        action_state, generator = state["action_generator"], self.collector.generator
-        if len(action_state) == len(generator.get_state()):
-            generator.set_state(action_state)
-        else:  # saved on another kind of device
-            generator.manual_seed(derive_seed(self.config.seed, "action", state["env_steps"]))
+        self.collector.generator.set_state(state["action_generator"])
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
         self._best_return = state["best_return"]
