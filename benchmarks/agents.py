@@ -18,7 +18,7 @@ from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.lab.export.package import release
 from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import AGENTS, RunDirectory
 
 PRESETS = (
     "cartpole-ppg", "pendulum-ppo", "invertedpendulum-ppo", "reacher-ppo", "walker2d-ppo",
@@ -32,7 +32,7 @@ def main(
     seeds: int = 1,
     first_seed: int = FIRST_REPORT_SEED,
     runs: Path = Path("runs/agents"),
-    output: Path = Path("agents"),
+    output: Path = AGENTS,
     films: Path = Path("docs/films"),
 ) -> None:
     """Train, package, film."""
@@ -46,7 +46,8 @@ def main(
         (package,) = release(trained, output=output, best=True)
         film(package.path, policy="greedy", size=240, output=films / f"{preset}.mp4")
         greedy, sampled = (each.mean_return for each in package.evaluations)
-        print(f"{package.path}: greedy {greedy:.2f}, sampled {sampled:.2f}", flush=True)
+        path = package.path.rename(output / preset)
+        print(f"{path}: greedy {greedy:.2f}, sampled {sampled:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""PPG on CartPole in ten lines; changing one line makes it PPO."""
+"""PPG on CartPole: train, evaluate, load the agent, act with it in a loop of your own."""
 
-from dataclasses import replace
+import gymnasium as gym
 
-from phasicrl import evaluate, get_preset, train
+from phasicrl import evaluate, get_preset, load, train
 
-config = replace(get_preset("cartpole-ppg"), seed=3)  # aux=AuxConfig() here makes it PPO
-run = train(config)
+run = train(get_preset("cartpole-ppg").with_updates({"seed": 3}))  # cartpole-ppo is PPO
 greedy, sampled = evaluate(run.directory, episodes=20)
 print(f"greedy {greedy.mean_return:.0f}, sampled {sampled.mean_return:.0f}; see {run.directory}")
+
+agent, env = load(run.directory), gym.make("CartPole-v1")
+(obs, _), done, total = env.reset(), False, 0.0
+while not done:
+    obs, reward, terminated, truncated, _ = env.step(agent.act(obs))
+    total, done = total + float(reward), terminated or truncated
+print(f"{total:.0f} in your own loop")

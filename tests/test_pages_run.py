@@ -25,7 +25,7 @@ from phasicrl.lab.experiments import suites, trials
 from phasicrl.presets import PRESETS, Preset, get_preset
 from phasicrl.training.evaluate import Evaluation, evaluate
 from tests.helpers import run_here
-from tests.test_docs import ROOT, TEXTS, commands, own_commands
+from tests.test_docs import TEXTS, commands, own_commands
 
 SMALLER = {
     "--total-env-steps": "64", "--env.num-envs": "4", "--ppo.num-steps": "16", "--seconds": "0.2",
@@ -158,7 +158,6 @@ def prepare(folder: Path, runs: Trained) -> None:
     values = {"ppo.learning_rate": [5e-4, 2e-4], "total_env_steps": [512]}
     (folder / "values.json").write_text(json.dumps(values))
     (folder / "space.json").write_text(json.dumps(values | {"ppo.clip": ["log", 0.1, 0.3]}))
-    (folder / "agents").symlink_to(ROOT / "agents")
     package = 'import gymnasium as gym\ngym.register("MyEnv-v0", "my_package:make")\n'
     package += 'def make(**options):\n    return gym.make("CartPole-v1", **options).unwrapped\n'
     (folder / "my_package.py").write_text(package)

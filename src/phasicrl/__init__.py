@@ -25,12 +25,16 @@ from phasicrl.presets import get_preset
 
 if TYPE_CHECKING:
     from phasicrl.algorithm import resume, train
+    from phasicrl.training.acting import load
     from phasicrl.training.evaluate import evaluate
 
-_MODULES = {"evaluate": "training.evaluate", "resume": "algorithm", "train": "algorithm"}
+_MODULES = {
+    "evaluate": "training.evaluate", "load": "training.acting", "resume": "algorithm",
+    "train": "algorithm",
+}  # fmt: skip
 __all__ = [
     "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
-    "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "resume", "train",
+    "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "load", "resume", "train",
 ]  # fmt: skip
 
 

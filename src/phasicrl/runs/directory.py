@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 EPOCHS_FILE = "epochs.jsonl"
+AGENTS = Path(__file__).parents[1] / "agents"
+"""Agents that come with phasicrl, by their presets."""
 WeightsKind = Literal["last", "best"]
 WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
 _WEIGHTS: dict[WeightsKind, str] = {"last": WEIGHTS_FILE, "best": BEST_FILE}
@@ -311,10 +313,17 @@ class RunDirectory:
         """
         if (self.path / CONFIG_FILE).is_file():
             return
-        hint = "expected a folder that `phasicrl train` made"
+        names = ", ".join(sorted(path.name for path in AGENTS.iterdir()))
+        hint = f"expected a folder that `phasicrl train` made, or an agent ({names})"
         if any(self.path.glob(f"*/{CONFIG_FILE}")):
             hint = f"it holds run directories: give {self.path}/*"
         raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
+
+
+def find_run(path: Path | str) -> RunDirectory:
+    """Return the directory of a run, or of an agent that comes with phasicrl, by its preset."""
+    agent = AGENTS / path
+    return RunDirectory(agent if agent.is_dir() and not Path(path).exists() else Path(path))
 
 
 def _read_row(line: str) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects
+from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
@@ -98,7 +98,7 @@ class SavedAgent:
         """Open a run directory.
 
         Args:
-            run_dir: path of the run directory.
+            run_dir: path of the run directory, or name of an agent that comes with phasicrl.
             levels: levels of Procgen to evaluate, see `check_levels`.
             user_objects: custom objects, see `evaluate`.
 
@@ -106,7 +106,7 @@ class SavedAgent:
             ValueError: the directory is not a run directory, the levels do not exist, or a custom
                 object is missing.
         """
-        files = RunDirectory(Path(run_dir))
+        files = find_run(run_dir)
         objects = fill_user_objects(user_objects, ("make_env", "make_vector_env", "make_encoder"))
         make_encoder = objects.pop("make_encoder")
         config = files.load_config(make_encoder=make_encoder, **objects)

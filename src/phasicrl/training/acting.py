@@ -1,0 +1,158 @@
+"""A trained agent that acts in a loop of the user. Kind: state (its memory)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.config import Config, Precision
+from phasicrl.envs.checks import MASK
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.masks import flatten_mask
+from phasicrl.models.agent import Agent
+from phasicrl.models.distributions import Policy
+from phasicrl.runs.checkpoint import MANIFEST, load_part
+from phasicrl.runs.directory import WeightsKind
+from phasicrl.spaces import ActionLayout, ObservationLayout, get_part, map_leaves
+from phasicrl.training.build import EvaluationObjects
+from phasicrl.training.evaluate import SavedAgent
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+class TrainedAgent:
+    """Trained agent, for one environment or a batch of B, with its memory of their episodes.
+
+    Observations are those of the environment, one or a batch `[B, …]` (a `Dict` or `Tuple` of
+    arrays `[B, …]`); so are actions.
+
+    Attributes:
+        network: policy and value networks, on the CPU.
+        observation_space: observation space of one environment, as the networks read it.
+        action_space: action space of one environment.
+
+    Args:
+        network: policy and value networks.
+        envs: environments of the agent, for their spaces.
+        config: options of the training run.
+        seed: seed of sampled actions.
+    """
+
+    def __init__(self, network: Agent, envs: VectorEnv, config: Config, seed: int) -> None:
+        self.network, self.action_space = network, envs.action_space
+        self.observation_space, self._mask_size = envs.observation_space, envs.mask_size
+        self._layout = ObservationLayout(envs.observation_space)
+        self._actions = ActionLayout(envs.action_space)
+        self._components = config.env.observe
+        self._precision: Precision = config.compute.policy_precision
+        self._generator = Generator().manual_seed(seed)
+        self.reset()
+
+    def reset(self, done: Any = True) -> None:
+        """Start new episodes in the environments that are `done`, bool or `[B]`; else in all."""
+        if done is True:
+            self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
+        elif len(self._first):
+            self._first = self._first | torch.from_numpy(np.asarray(done, bool).reshape(-1))
+
+    @torch.inference_mode()
+    def act(self, obs: Any, *, deterministic: bool = True, mask: Any = None) -> Any:
+        """Choose actions, and update the memory of the episodes.
+
+        Args:
+            obs: one observation, or a batch.
+            deterministic: choose the most likely action, or sample one.
+            mask: allowed actions, in any format of `phasicrl.masks.flatten_mask`; for a batch one
+                for each environment. An entry `action_mask` of the observation is found.
+
+        Returns:
+            An action of `action_space`, or a batch.
+
+        Raises:
+            ValueError: an observation or a mask has another format, the mask is missing, or the
+                number of environments changes without a reset.
+        """
+        inputs, is_batch = self._read(obs, mask)
+        if self.network.state_size:  # a separate value network has a memory, too
+            output = self.network(*inputs, precision=self._precision)
+            policy, self._state = output.policy, output.state
+        else:
+            policy, _ = self.network.policy(*inputs, precision=self._precision)
+        self._first = torch.zeros_like(self._first)
+        action = policy.mode() if deterministic else policy.sample(self._generator)
+        flat = self.network.policy_head.env_action(action[:, 0]).numpy()
+        actions = self._actions.unflatten(flat)
+        return actions if is_batch else map_leaves(self.action_space, lambda x: x[0], actions)
+
+    @torch.inference_mode()
+    def value(self, obs: Any) -> Any:
+        """Return the value of an observation, or values `[B]`, in units of normalized rewards."""
+        (obs, first, state, _), is_batch = self._read(obs, None, needs_mask=False)
+        value = self.network.value(obs, first, state, precision=self._precision)[:, 0].numpy()
+        return value if is_batch else float(value[0])
+
+    @torch.inference_mode()
+    def distribution(self, obs: Any, *, mask: Any = None) -> Policy:
+        """Return the action distributions `[B]`, see `act`; B is 1 for one observation."""
+        inputs, _ = self._read(obs, mask)
+        policy, _ = self.network.policy(*inputs, precision=self._precision)
+        return self.network.policy_head.distribution(policy.dist_params[:, 0])
+
+    def _read(self, obs: Any, mask: Any, *, needs_mask: bool = True) -> tuple[Inputs, bool]:
+        """Convert observations and masks to the networks' inputs, and return whether a batch is."""
+        if mask is None and isinstance(obs, Mapping):
+            mask = obs.get(MASK)
+        if self._components is not None:
+            obs = np.asarray(obs)[..., list(self._components)]
+        leaf = self._layout.leaves[0]
+        is_batch = np.ndim(get_part(obs, leaf.path)) > len(leaf.shape)
+        if not is_batch:
+            obs = map_leaves(self.observation_space, lambda part: np.asarray(part)[None], obs)
+            mask = None if mask is None else [mask]
+        num_envs = len(get_part(obs, leaf.path))
+        if not len(self._first) or not self.network.state_size:
+            self._first = torch.ones(num_envs, dtype=torch.bool)
+            self._state = self.network.initial_state(num_envs)
+        elif len(self._first) != num_envs:
+            given = f"{num_envs} observations are given after {len(self._first)}"
+            raise ValueError(f"{given}; expected as many. Call reset() first")
+        stored = torch.from_numpy(self._layout.pack(obs, num_envs)).unsqueeze(1)
+        masks = None
+        if needs_mask and self._mask_size:
+            if mask is None:
+                raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
+            rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
+            masks = torch.from_numpy(rows).unsqueeze(1)
+        return (stored, self._first.unsqueeze(1), self._state, masks), is_batch
+
+
+def load(
+    path: Path | str, *, weights: WeightsKind = "last", seed: int = 0,
+    **user_objects: Unpack[EvaluationObjects],
+) -> TrainedAgent:  # fmt: skip
+    """Load a trained agent, to act in a loop of your own.
+
+    Args:
+        path: run directory, package of `release`, checkpoint, or the preset of an agent that comes
+            with phasicrl, such as `cartpole-ppg`.
+        weights: last weights, or best weights by the evaluations during the run.
+        seed: seed of sampled actions.
+        user_objects: custom `make_env`, `make_vector_env` and `make_encoder`, see `train`.
+
+    Raises:
+        ValueError: there is no agent, its weights are damaged, or a custom object is missing.
+    """
+    path = Path(path)
+    is_checkpoint = (path / MANIFEST).is_file()
+    saved = SavedAgent.open(path.absolute().parents[1] if is_checkpoint else path, **user_objects)
+    with closing(saved.make_envs(1, "unseen", seed)) as envs:
+        network = saved.load(envs, weights)
+        if is_checkpoint:
+            network.load_state_dict(load_part(path).tree["learner"]["agent"])
+        return TrainedAgent(network, envs, saved.config, seed)

@@ -1,0 +1,134 @@
+"""Trained agents in a loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import flatten
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from phasicrl.algorithm import train
+from phasicrl.seeding import derive_seed, env_seeds
+from phasicrl.training.acting import TrainedAgent, load
+from phasicrl.training.evaluate import evaluate
+from tests.golden import BOTH, Echo, Image
+from tests.helpers import OBS_NORM, Levers, skip_without_envpool, tiny
+
+MakeEnv = Callable[[], gym.Env[Any, Any]]
+LSTM = {"model.memory": "lstm", "model.memory_size": 6}
+TREES = LSTM | {"model.value_path": "separate", "action.squash": "clip"}
+IMAGES = {"model.encoder": "impala", "model.channels": (4,), "compute.policy_precision": "bf16"}
+NORMALIZED = {"obs_norm": OBS_NORM, "action.squash": "tanh"}
+CASES: dict[str, tuple[dict[str, Any], MakeEnv]] = {
+    "discrete": ({}, Levers),
+    "masks-and-memory": (LSTM, partial(Levers, masked=True)),
+    "two-memories-of-trees": (TREES, partial(Echo, BOTH, tree=True)),
+    "mixed-actions-normalized": (NORMALIZED, partial(Echo, BOTH, masked=True)),
+    "images-bf16": (IMAGES, Image),
+    "observe": ({"env.observe": (2, 0)}, Levers),
+}
+
+
+def trained(folder: Path, name: str) -> tuple[Path, MakeEnv]:
+    changes, make_env = CASES[name]
+    return train(tiny(folder).with_updates(changes), make_env=make_env).directory, make_env
+
+
+def play(agent: TrainedAgent, env: gym.Env[Any, Any], seed: int) -> float:
+    obs, info = env.reset(seed=seed)
+    agent.reset()
+    total, done = 0.0, False
+    while not done:
+        action = agent.act(obs, mask=info.get("action_mask"))
+        assert env.action_space.contains(action)
+        obs, reward, terminated, truncated, info = env.step(action)
+        total, done = total + float(reward), terminated or truncated
+    return total
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_own_loop_has_the_returns_of_an_evaluation(name: str, tmp_path: Path) -> None:
+    run, make_env = trained(tmp_path, name)
+    (expected,) = evaluate(run, episodes=3, policies=("greedy",), make_env=make_env)
+    agent = load(run, make_env=make_env)
+    seeds = env_seeds(derive_seed(0, "evaluation"), 3)
+    assert [play(agent, make_env(), seed) for seed in seeds] == pytest.approx(expected.returns)
+
+
+@pytest.mark.parametrize("name", ["masks-and-memory", "two-memories-of-trees"])
+def test_a_batch_has_the_actions_and_values_of_its_environments(name: str, tmp_path: Path) -> None:
+    run, make_env = trained(tmp_path, name)
+    together, *alone = (load(run, make_env=make_env) for _ in range(3))
+    envs = [make_env(), make_env()]
+    space: Any = envs[0].observation_space
+    now = [env.reset(seed=seed) for seed, env in enumerate(envs)]
+    for step in range(4):
+        if step == 2:  # the first environment starts a new episode
+            now[0] = envs[0].reset()
+            alone[0].reset()
+            together.reset(np.array([True, False]))
+        obs, infos = zip(*now, strict=True)
+        batch = concatenate(space, obs, create_empty_array(space, 2))
+        masks = [info["action_mask"] for info in infos] if infos[0] else None
+        values = [agent.value(each) for agent, each in zip(alone, obs, strict=True)]
+        assert together.value(batch) == pytest.approx(values, rel=1e-5)
+        both = iterate(batch_space(envs[0].action_space, 2), together.act(batch, mask=masks))
+        for index, found in enumerate(both):
+            action = alone[index].act(obs[index], mask=infos[index].get("action_mask"))
+            flat: Any = [flatten(envs[0].action_space, each) for each in (found, action)]
+            np.testing.assert_allclose(*flat, rtol=1e-5)
+            obs_now, *_, info = envs[index].step(action)
+            now[index] = obs_now, info
+
+
+def test_sampled_actions_follow_the_distribution_and_the_seed(tmp_path: Path) -> None:
+    run, make_env = trained(tmp_path, "discrete")
+    obs, _ = make_env().reset(seed=0)
+    draws = [
+        [int(agent.act(obs, deterministic=False)) for _ in range(400)]
+        for agent in (load(run, make_env=make_env, seed=seed) for seed in (1, 1, 2))
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    policy = load(run, make_env=make_env).distribution(obs)
+    shares = torch.bincount(torch.tensor(draws[0] + draws[2]), minlength=3) / 800
+    torch.testing.assert_close(shares, policy.dist_params.exp()[0], atol=0.06, rtol=0)
+
+
+def test_a_checkpoint_has_the_weights_of_its_time(tmp_path: Path) -> None:
+    config = tiny(tmp_path).with_updates({"checkpoint.every_iterations": 1, "checkpoint.keep": 9})
+    biases: list[float] = []
+    run = train(
+        config,
+        make_env=Levers,
+        on_iteration=lambda run, _: biases.append(run.agent.value_head.bias.item()),
+    )
+    _, *saved = sorted((run.directory / "checkpoints").glob("step-*"))
+    agents = [load(str(path), make_env=Levers) for path in saved]
+    assert [agent.network.value_head.bias.item() for agent in agents] == biases
+
+
+def test_an_agent_that_comes_with_phasicrl_balances_the_pole() -> None:
+    skip_without_envpool()
+    assert play(load("cartpole-ppg"), gym.make("CartPole-v1"), 0) == 500
+
+
+def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
+    run, make_env = trained(tmp_path, "masks-and-memory")
+    agent, obs = load(run, make_env=make_env), np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="mask is missing"):
+        agent.act(obs)
+    mask = [True, True, False]
+    agent.act(obs, mask=mask)
+    with pytest.raises(ValueError, match="2 observations are given after 1"):
+        agent.act(np.stack([obs, obs]), mask=[mask, mask])
+    with pytest.raises(ValueError, match="shape"):
+        agent.act(np.zeros(4, np.float32), mask=mask)
+    with pytest.raises(ValueError, match=r"no-such-agent .*cartpole-ppg"):
+        load("no-such-agent")
