@@ -27,7 +27,7 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
     """Train until the budget of environment steps is spent or `on_iteration` returns "stop"."""
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget:
-        if buffer.progress is None:  # not resumed in an auxiliary phase
+        if not buffer.is_full:  # else resumed in an auxiliary phase, or before one
             # Perform rollouts under the current policy π, and write them into the buffer B
             rollout = run.collect(buffer.next_rollout())
 
@@ -45,7 +45,9 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
                 on_epoch=run.log_epoch,
                 before_epoch=run.maybe_checkpoint,
             )
-        if buffer.is_full:
+        # Keep the rollouts for the phase that is left out at the end of a run, in case it is
+        # resumed with more steps
+        if buffer.is_full and not learner.is_auxiliary_phase_left_out:
             buffer.clear()
 
         # Log the metrics; evaluate and save a checkpoint if either is due
@@ -107,6 +109,7 @@ def resume(
     run_dir: Path | str,
     *,
     on_iteration: OnIteration | None = None,
+    total_env_steps: int | None = None,
     accept_config_changes: bool = False,
     **user_objects: Unpack[UserObjects],
 ) -> Run:
@@ -115,6 +118,7 @@ def resume(
     Args:
         run_dir: Run directory.
         on_iteration: callback after each iteration, see `train`.
+        total_env_steps: Train for more steps than before; a linear schedule then falls more slowly.
         accept_config_changes: Resume even if config.json was changed since the checkpoint.
         user_objects: custom environments, networks and masks, see `train`.
 
@@ -129,7 +133,11 @@ def resume(
     with (
         join(device=compute.device, timeout=compute.rank_timeout) as world,
         restore_run(
-            Path(run_dir), accept_config_changes=accept_config_changes, world=world, **user_objects
+            Path(run_dir),
+            accept_config_changes=accept_config_changes,
+            total_env_steps=total_env_steps,
+            world=world,
+            **user_objects,
         ) as run,
     ):
         learn(run, on_iteration)

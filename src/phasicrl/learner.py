@@ -89,9 +89,17 @@ class Learner:
         One follows every `config.aux_phase_interval` iterations, except the last of the run (OPPG
         ppg.py:259).
         """
-        iteration, interval = self.iteration, self.config.aux_phase_interval
-        is_under_way = 0 < iteration < self.config.num_iterations
-        return self.config.has_auxiliary_phase and is_under_way and iteration % interval == 0
+        return self._is_last_of_phase and self.iteration < self.config.num_iterations
+
+    @property
+    def is_auxiliary_phase_left_out(self) -> bool:
+        """Return whether an auxiliary phase would follow if the run were not at its end."""
+        return self._is_last_of_phase and self.iteration >= self.config.num_iterations
+
+    @property
+    def _is_last_of_phase(self) -> bool:
+        is_last = self.iteration > 0 and self.iteration % self.config.aux_phase_interval == 0
+        return self.config.has_auxiliary_phase and is_last
 
     @property
     def update_obs_norm_before_targets(self) -> bool:

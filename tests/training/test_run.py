@@ -183,6 +183,39 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert_same_run(unbroken, resumed)
 
 
+@pytest.mark.parametrize(("name", "every"), [("plain", None), ("lstm", 2), ("averaged", 4)])
+def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
+    name: str, every: int | None, tmp_path: Path
+) -> None:
+    """With an auxiliary phase that was left out at the end of the shorter one."""
+    changes, make_env = UNBROKEN[name]
+    aux = tiny_aux(every=every) if every else None
+    config = tiny(tmp_path, aux=aux, total_env_steps=256).with_updates(changes)
+    whole = train(config, make_env=make_env)
+    short = train(config.with_updates({"total_env_steps": 128}), make_env=make_env)
+    longer = resume(short.directory, total_env_steps=256, make_env=make_env)
+    assert_same_state(whole, longer)
+    phases = [
+        [row["iteration"] for row in run.files.metrics() if "time/auxiliary" in row]
+        for run in (whole, longer)
+    ]
+    assert phases[0] == phases[1] and bool(phases[0]) == bool(every)
+    assert longer.files.config.total_env_steps == 256
+    with pytest.raises(ValueError, match="total_env_steps is 256"):
+        resume(short.directory, total_env_steps=256, make_env=make_env)
+
+
+def test_a_longer_run_names_the_jump_of_a_linear_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"ppo.schedule": "linear", "ppo.learning_rate": 8e-4, "log.console": "plain"}
+    run = train(tiny(tmp_path).with_updates(changes), make_env=corridor)  # of four iterations
+    resume(run.directory, total_env_steps=256, make_env=corridor)
+    assert "the learning rate goes from 0.0002 to 0.0004" in capsys.readouterr().out
+    rates = [row["charts/learning_rate"] for row in run.files.metrics()]
+    assert rates[3:5] == pytest.approx([2e-4, 4e-4])
+
+
 def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     for counts_and_means, expected in (

@@ -284,26 +284,31 @@ class RunDirectory:
                 what = "link" if path.is_symlink() else "special file"
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
-    def check_unchanged(self, config: str) -> None:
-        """Check that the configuration equals the checkpoint's, except options that may change.
+    def list_changes(self, config: str, *, accept: bool) -> list[str]:
+        """List the options that differ from a checkpoint's, except those that may change.
 
         Args:
             config: configuration of the checkpoint, as JSON.
+            accept: whether differences are accepted.
+
+        Returns:
+            A text for each option, with both values.
 
         Raises:
-            ValueError: options differ; the message lists both values.
+            ValueError: options differ, and this is not accepted.
         """
         before, now = Config.from_json(config).values(), self.config.values()
-        changed = [
+        changes = [
             f"{path} was {format_value(before.get(path))} and is {format_value(now.get(path))}"
             for path in {**before, **now}
             if before.get(path) != now.get(path) and not path.startswith(_MUTABLE_OPTIONS)
         ]
-        if changed:
+        if changes and not accept:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved: "
-                f"{', '.join(changed)}. Restore it, or set accept_config_changes"
+                f"{', '.join(changes)}. Restore it, or set accept_config_changes"
             )
+        return changes
 
     def _check(self) -> None:
         """Check that the directory is a run directory.

@@ -114,6 +114,7 @@ def restore_run(
     directory: Path,
     *,
     accept_config_changes: bool = False,
+    total_env_steps: int | None = None,
     world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
 ) -> Run:
@@ -126,6 +127,7 @@ def restore_run(
     Args:
         directory: run directory.
         accept_config_changes: whether changes of config.json are accepted, see `phasicrl.resume`.
+        total_env_steps: new length of the run, which is written to config.json; None keeps it.
         world: processes of the run; their number may differ from before.
         user: custom objects, see `phasicrl.train`.
 
@@ -142,9 +144,11 @@ def restore_run(
             if world.is_first:
                 resources.enter_context(closing(RunLock(directory)))
         part, rejected, saved_by = load_state(files, world)
-        if not accept_config_changes:
-            files.check_unchanged(part.tree["config"])
         env_steps = part.tree["env_steps"]
+        changes = files.list_changes(part.tree["config"], accept=accept_config_changes)
+        if total_env_steps is not None:
+            changes.append(_lengthen(files, total_env_steps, env_steps, world))
+            config = files.config
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
@@ -164,11 +168,27 @@ def restore_run(
         run.log.message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
+    remark += "".join(f"; {change}" for change in changes)
+    if changes and config.ppo.schedule == "linear":
+        old = run.learner.optimizers["policy"].param_groups[0]["lr"]
+        new = config.ppo.learning_rate * (1 - env_steps / config.budget)
+        remark += f"; the learning rate goes from {old:.3g} to {new:.3g}"
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
         message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
     run.log.message(message)
     return run
+
+
+def _lengthen(files: RunDirectory, total_env_steps: int, env_steps: int, world: World) -> str:
+    """Write a new length to config.json, and return a text about the change."""
+    before, given = files.config, f"total_env_steps is {total_env_steps:,}"
+    if total_env_steps <= env_steps:
+        raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
+    with world.sync_errors("writing config.json"):
+        if world.is_first:
+            files.write_config(before.with_updates({"total_env_steps": total_env_steps}))
+    return f"{given} and was {before.total_env_steps:,}"
 
 
 def _open_envs(
