@@ -271,8 +271,8 @@ def test_an_interrupt_says_how_to_resume(
 ) -> None:  # fmt: skip
     finish = Run.finish_iteration
 
-    def interrupted(run: Run, record: dict[str, float]) -> None:
-        finish(run, record)
+    def interrupted(run: Run, *arguments: Any) -> None:
+        finish(run, *arguments)
         if run.iteration == 2:
             raise KeyboardInterrupt
 

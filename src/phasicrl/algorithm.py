@@ -7,20 +7,15 @@ advantages in `returns.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Unpack
 
 from phasicrl.config import Config
 from phasicrl.distributed import join
-from phasicrl.learner import Record
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import UserObjects, restore_run, start_run
-from phasicrl.training.run import Run
-
-OnIteration = Callable[[Run, Record], Literal["stop"] | None]
-"""Called after each iteration with the run and its metrics; "stop" ends the run there."""
+from phasicrl.training.run import OnIteration, Run
 
 
 def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
@@ -50,13 +45,8 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
         if buffer.is_full and not learner.is_auxiliary_phase_left_out:
             buffer.clear()
 
-        # Log the metrics; evaluate and save a checkpoint if either is due
-        run.finish_iteration(run.record)
-        with run.world.sync_errors("on_iteration"):
-            answer = None if on_iteration is None else on_iteration(run, run.record)
-            if answer not in (None, "stop"):
-                raise ValueError(f"on_iteration returned {answer!r}; expected 'stop' or None")
-        if run.world.any_rank(answer == "stop"):
+        # Log the metrics, call the hook; evaluate and save a checkpoint if either is due
+        if run.finish_iteration(run.record, on_iteration):
             return
 
 

@@ -167,7 +167,7 @@ def test_a_run_whose_directory_is_gone_ends_with_an_error_that_names_it(
     assert str(vars(error.value)["run_directory"]) in str(error.value)
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     if way != "removed":
-        assert RunDirectory(tmp_path / "elsewhere").checkpoints[-1].name == "step-000000000032"
+        assert RunDirectory(tmp_path / "elsewhere").checkpoints[-1].name == "step-000000000000"
 
 
 def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:

@@ -126,12 +126,11 @@ def test_a_row_is_on_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
         assert [row["charts/SPS"] for row in RunDirectory(tmp_path).metrics()] == [1.0, 2.0]
 
 
-def test_a_metric_without_description_is_refused_by_name(tmp_path: Path) -> None:
-    with (
-        MetricsLog(tmp_path, config()) as log,
-        pytest.raises(ValueError, match=r"losses/entropi.*did you mean 'losses/entropy'"),
-    ):
-        log.write({"losses/entropi": 1.0}, env_steps=1, iteration=1, phase=0)
+def test_an_own_metric_comes_after_those_that_are_described(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        log.write({"own/x": 2.0, "losses/entropy": 1.0}, env_steps=1, iteration=1, phase=0)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert list(row)[-2:] == ["losses/entropy", "own/x"] and row["own/x"] == 2.0
 
 
 def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:

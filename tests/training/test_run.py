@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from phasicrl import phases
@@ -216,6 +217,35 @@ def test_a_longer_run_names_the_jump_of_a_linear_rate(
     assert rates[3:5] == pytest.approx([2e-4, 4e-4])
 
 
+def test_own_metrics_are_in_the_row_of_their_iteration_after_a_resume_too(tmp_path: Path) -> None:
+    def log(run: Run, _: object) -> Any:
+        run.log({"own/twice": torch.tensor(2.0 * run.iteration)})
+        return stop_at(2)(run, _)
+
+    config = tiny(tmp_path, total_env_steps=128).with_updates({"log.tensorboard": True})
+    run = train(config, make_env=corridor, on_iteration=log)
+    resume(run.directory, make_env=corridor, on_iteration=lambda run, _: run.log({"own/x": 1}))
+    rows = run.files.metrics()
+    assert [row.get("own/twice") for row in rows] == [2.0, 4.0, None, None]
+    assert [row.get("own/x") for row in rows] == [None, None, 1.0, 1.0]
+    assert run.files.metrics("own/x")[2]["own/x"] == 1.0
+    events = EventAccumulator(str(run.directory))
+    events.Reload()
+    assert [event.value for event in events.Scalars("own/twice")] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"losses/entropy": 1.0}, "losses/entropy"), ({"mine": 1.0}, "own/mine"),
+     ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many")],
+)  # fmt: skip
+def test_an_own_metric_that_cannot_be_logged_is_named(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(tiny(tmp_path), make_env=corridor, on_iteration=lambda run, _: run.log(values))
+
+
 def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     for counts_and_means, expected in (
@@ -223,8 +253,13 @@ def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Pat
         ([(60, 9.0), (50, 7.0), (50, 6.0)], ("return, last 100 episodes", "6.00")),
     ):
         rows = [
-            {"env_steps": 32, "charts/num_episodes": n, "charts/episodic_return_100": mean}
-            for n, mean in counts_and_means
+            {
+                "env_steps": 32,
+                "iteration": i,
+                "charts/num_episodes": n,
+                "charts/episodic_return_100": mean,
+            }
+            for i, (n, mean) in enumerate(counts_and_means)
         ]
         (run.directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
         assert [each for each in run.summary().items() if "episodes" in each[0]] == [expected]
@@ -280,7 +315,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     by_time = CheckpointConfig(every_minutes=2.0)
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
     learn(run, on_iteration=lambda *_: clock.wait(60))
-    assert saved == [0, 3, 5]
+    assert saved == [0, 2, 4, 6]
     saved.clear()
     by_count = CheckpointConfig(every_minutes=None, every_iterations=4)
     learn(open_run(tiny(tmp_path, checkpoint=by_count, total_env_steps=320)))

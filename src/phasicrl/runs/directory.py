@@ -173,9 +173,9 @@ class RunDirectory:
         write_json(self.path / CONFIG_FILE, config)
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
-        """Read `metrics.jsonl` as a list of rows, metrics by name; null is NaN.
+        """Read `metrics.jsonl` as a list of rows, one for each iteration; null is NaN.
 
-        An incomplete last line is ignored.
+        An incomplete last line is ignored. Lines of one iteration are merged.
 
         Args:
             names: metrics to return besides `POSITION_FIELDS`, since all metrics of a long run are
@@ -194,7 +194,11 @@ class RunDirectory:
                     damaged = number
                     continue
                 kept = row.items() if not names else ((n, row[n]) for n in row if n in wanted)
-                rows.append({name: math.nan if x is None else x for name, x in kept})
+                values = {name: math.nan if x is None else x for name, x in kept}
+                if rows and rows[-1]["iteration"] == values["iteration"]:
+                    rows[-1].update(values)
+                else:
+                    rows.append(values)
         if not rows:
             self._check()
             raise ValueError(

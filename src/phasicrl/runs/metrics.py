@@ -21,7 +21,6 @@ from time import monotonic
 from typing import Any
 
 from phasicrl.config import Config
-from phasicrl.config_io import suggest_name
 from phasicrl.runs.console import Display, Values
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
 from phasicrl.system.machine import import_optional
@@ -119,7 +118,7 @@ class MetricsLog:
         """Write the metrics of one iteration to every sink.
 
         Raises:
-            ValueError: a name is not in `METRICS`, or the run directory was removed.
+            ValueError: the run directory was removed.
         """
         self._state["env_steps"] = env_steps
         head = {"env_steps": env_steps, "iteration": iteration, "phase": phase}
@@ -145,10 +144,8 @@ class MetricsLog:
 
     def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
         """Append a row to a file, with null for NaN and infinity; return the values in order."""
-        if unknown := record.keys() - METRICS.keys():
-            near = suggest_name(min(unknown), METRICS)
-            raise ValueError(f"metric is {min(unknown)!r}; expected a name in METRICS{near}")
-        values = {metric: float(record[metric]) for metric in METRICS if metric in record}
+        own = (name for name in record if name not in METRICS)
+        values = {name: float(record[name]) for name in (*METRICS, *own) if name in record}
         if (file := self._files.get(name)) is not None:
             seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
             self._state["seconds"] = seconds

@@ -165,7 +165,7 @@ def restore_run(
         run.take_snapshot()
         run.resources = resources.pop_all()
     for sentence in rejected:
-        run.log.message(f"warning: {sentence}")
+        run.metrics_log.message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
     remark += "".join(f"; {change}" for change in changes)
@@ -176,7 +176,7 @@ def restore_run(
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
         message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
-    run.log.message(message)
+    run.metrics_log.message(message)
     return run
 
 

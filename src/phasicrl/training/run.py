@@ -9,9 +9,9 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,12 +26,15 @@ from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, hash_tensors, save_checkpoint
 from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
-from phasicrl.runs.metrics import MetricsLog
+from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import commit
 from phasicrl.system.signals import Signals
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
+
+OnIteration = Callable[["Run", Record], Literal["stop"] | None]
+"""Called after each iteration with the run and its metrics; "stop" ends the run there."""
 
 
 def _copy(tree: Any) -> Any:
@@ -77,7 +80,8 @@ class Run:
         user: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.config, self.files, self.user = config, files, user
-        self.learner, self.collector, self.buffer, self.log = learner, collector, buffer, log
+        self.learner, self.collector, self.buffer = learner, collector, buffer
+        self.metrics_log, self._own_metrics = log, dict[str, float]()
         self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
         self.executor, self.world = learner.executor, learner.executor.world
         self.resources = ExitStack()  # closed with the run
@@ -123,7 +127,7 @@ class Run:
 
     def show(self, stage: str) -> None:
         """Show the stage that starts on the console."""
-        self.log.show_stage(stage)
+        self.metrics_log.show_stage(stage)
 
     def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
         """Write the metrics of a finished epoch if `log.epochs` is on.
@@ -136,10 +140,32 @@ class Run:
         if self.config.log.epochs:
             record = self.world.average_record(means.recent_means())
             place = {"env_steps": self.env_steps, "iteration": self.iteration}
-            self.log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
+            self.metrics_log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
 
-    def finish_iteration(self, record: Record) -> None:
-        """Log the iteration's metrics; evaluate and save a checkpoint if either is due."""
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log metrics of your own with the current iteration, such as `{"own/level": 3}`.
+
+        Raises:
+            ValueError: a value is no number, or a name is that of another metric.
+        """
+        for name, value in values.items():
+            if name in METRICS or "/" not in name:
+                given = f"metric is {name!r}; expected a name that is not taken, with a slash"
+                raise ValueError(f"{given}. Call it own/{name.rpartition('/')[-1]}")
+            try:
+                self._own_metrics[name] = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} is {value!r}; expected a number") from None
+
+    def finish_iteration(self, record: Record, on_iteration: OnIteration | None = None) -> bool:
+        """Log the iteration's metrics, call the hook; evaluate and save if either is due.
+
+        Returns:
+            Whether the hook of a process returned "stop".
+
+        Raises:
+            ValueError: the hook returned something else.
+        """
         total = time.perf_counter() - self._iteration_started
         record |= self.collector.episodes.report() | {
             "charts/SPS": self.config.batch_size / total,
@@ -148,9 +174,23 @@ class Run:
         }
         if self._periodic_evaluation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
+        self._write_metrics(record)
+        try:
+            with self.world.sync_errors("on_iteration"):
+                answer = None if on_iteration is None else on_iteration(self, record)
+                if answer not in (None, "stop"):
+                    raise ValueError(f"on_iteration returned {answer!r}; expected 'stop' or None")
+        finally:  # whatever the hook does, the iteration is complete
+            self._write_metrics({})
+            self.maybe_checkpoint()
+        return self.world.any_rank(answer == "stop")
+
+    def _write_metrics(self, record: Record) -> None:
+        """Write a row of metrics, with those of the user so far, unless there are none."""
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
-        self.log.write(record, **place, phase=self.learner.phase)
-        self.maybe_checkpoint()
+        if row := {**record, **self._own_metrics}:
+            self.metrics_log.write(row, **place, phase=self.learner.phase)
+        self._own_metrics.clear()
 
     def _evaluate(self) -> Record:
         """Evaluate a copy of the agent, and save its weights if they are the best so far."""
@@ -165,7 +205,7 @@ class Run:
                     self.files.save_weights(weights, env_steps=self.env_steps, which="best")
                 self._best_return = record["evaluation/return"]
             except OSError as error:
-                self.log.message(f"warning: the best weights could not be saved: {error}")
+                self.metrics_log.message(f"warning: the best weights could not be saved: {error}")
         if self._best_return is not None:
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
@@ -184,7 +224,7 @@ class Run:
             if self.world.size > 1:
                 raise
             self._last_save = time.perf_counter()
-            self.log.message(
+            self.metrics_log.message(
                 f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training continues"
             )
 
@@ -229,7 +269,7 @@ class Run:
             raise make_diverged_error(["the agent's weights"])
         self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(weights)})
         with self.world.sync_errors("writing the metrics"):
-            self.log.flush()  # before the checkpoint, which refers to the size of the log
+            self.metrics_log.flush()  # before the checkpoint, which refers to the size of the log
         save_checkpoint(
             self.files.checkpoint_folder,
             rank_state(state, self.world) | {"config": self.config.to_json()},
@@ -285,7 +325,7 @@ class Run:
             "best_return": self._best_return,
             "env_steps": self.env_steps,
             "seconds": self.seconds,
-            "log": self.log.state_dict(),
+            "log": self.metrics_log.state_dict(),
         }
 
     def load_state_dict(
@@ -375,14 +415,16 @@ class Run:
             if self.world.size == 1 or self.world.has_shared_error:
                 self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
-            self.log.message(f"warning: the last iteration could not be saved: {problem}")
+            self.metrics_log.message(f"warning: the last iteration could not be saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
             call = f"phasicrl resume {self.directory}"
             if objects := [f"{name}=…" for name, each in self.user.items() if each is not None]:
                 call = f"phasicrl.resume({str(self.directory)!r}, {', '.join(objects)})"
             hint = f"`{call}` continues from {saved[-1].name}"
-        self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}")
+        self.metrics_log.message(
+            f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}"
+        )
 
     def _buffer_chunks(self) -> Chunks:
         """Return the phase's rollouts and, in an auxiliary phase, π_old, as unchanging chunks.
