@@ -1,6 +1,6 @@
-"""What the package changes in its process: `python -m tests.guest FOLDER` fails if anything.
+"""What the package changes in its process: `main` fails if anything.
 
-A program of its own: pytest, its plugins and beartype change the process, too.
+Runs in a process of its own: pytest, its plugins and beartype change the process, too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def state() -> dict[str, Any]:
     """Return everything of the process that a library could change."""
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "env-watchdog":
+            thread.join(1)  # `close` does not wait for its end
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)]
     tasks = Path("/proc/self/task").glob("*/children")
     files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()]
@@ -85,6 +88,8 @@ def train_all_ways(name: str, folder: Path) -> None:
     config = tiny(folder, aux=tiny_aux())
     config = config.with_updates({"total_env_steps": 64} | SETTINGS[name])
     train(config, make_env=corridor)  # imports what it needs, starts multiprocessing's helpers
+    gc.collect()
+    gc.freeze()  # each later collection skips what the imports made
     with unchanged("a run"):
         train(config, make_env=corridor)
     with unchanged("a failed run"), contextlib.suppress(KeyError):
@@ -131,7 +136,3 @@ def main(folder: Path) -> None:
     for name in SETTINGS:
         train_all_ways(name, folder)
     train_in_threads(folder)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_process_stays_as_it_was(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.guest", str(tmp_path)]
+    # Without a main module: each process of environments would import it again, with torch.
+    program = "import pathlib, sys; from tests import guest; guest.main(pathlib.Path(sys.argv[1]))"
+    words = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
