@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phasicrl import algorithm, cli
-from phasicrl.config import ModelConfig
+from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.lab import bench
 from phasicrl.lab.bench import measure_speed
 from phasicrl.system.provenance import commit
@@ -24,9 +24,14 @@ def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_SECONDS", 0.01)
 
 
+def make_config(tmp_path: Path, **options: Any) -> Config:
+    """Return `tiny` without compilation, which takes seconds and changes no relation."""
+    return tiny(tmp_path, compute=ComputeConfig(device="cpu", compile="off"), **options)
+
+
 @pytest.mark.parametrize("phases", [False, True])
 def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
-    config = tiny(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
+    config = make_config(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
     model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
     report = measure_speed(
         config.with_updates({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
@@ -73,7 +78,7 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
 def test_cut_phases_have_the_same_work_for_a_step(
     tmp_path: Path, aux: dict[str, int], every: int, passes: float
 ) -> None:
-    config = tiny(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
+    config = make_config(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
     report = measure_speed(config, seconds=0.01, make_env=corridor)
     assert (
         report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
@@ -84,7 +89,7 @@ def test_cut_phases_have_the_same_work_for_a_step(
 
 def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None:
     """Checkpoints, rows of epochs, displays, evaluations."""
-    config = tiny(tmp_path).with_updates({
+    config = make_config(tmp_path).with_updates({
         "checkpoint.every_iterations": 1, "log.epochs": True, "log.wandb": True,
         "log.wandb_project": "foo", "evaluation.every_iterations": 1,
     })  # fmt: skip
