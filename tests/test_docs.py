@@ -22,9 +22,7 @@ import pytest
 import tyro
 
 from phasicrl import cli
-from phasicrl.algorithm import train
-from phasicrl.config import LogConfig, defaults
-from phasicrl.lab.export.export import export_policy
+from phasicrl.config import defaults
 from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
 from tests.helpers import look_up
@@ -287,20 +285,6 @@ def test_the_new_loss_trains(patched: Path) -> None:
     subprocess.run(train, check=True, cwd=patched, env=environment, capture_output=True)
     (run,) = (patched / "runs").iterdir()
     assert json.loads((run / "config.json").read_text())["ppo"]["entropy_floor"] == 1
-
-
-def test_the_program_of_the_page_about_exports_acts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = replace(
-        get_preset("classic-ppo"), total_env_steps=1024, output_dir=str(tmp_path),
-        log=LogConfig(console="off"),
-    )  # fmt: skip
-    export_policy(train(config).directory, output=tmp_path / "policy.onnx", observations=8)
-    (block,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/export.md"], flags=re.S)
-    monkeypatch.chdir(tmp_path)
-    exec(block, {"__name__": "page"})
-    assert float(capsys.readouterr().out.splitlines()[-1]) >= 8  # a pole falls no faster
 
 
 def test_the_example_of_the_page_about_truncation_gives_its_numbers(
