@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import os
 import types
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
+
+_get_hints = functools.cache(typing.get_type_hints)
 
 SCHEMA = 1
 """Schema number of `config.json` and of checkpoints, in their field `schema`."""
@@ -194,17 +197,14 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
     """Build an instance of the dataclass `kind` from nested dicts."""
     if not isinstance(tree, dict):
         raise ValueError(f"{path.rstrip('.')} is {tree!r}; expected an object")
-    hints, values = typing.get_type_hints(kind), dict[str, Any]()
-    problems: list[str] = []
+    hints, values, problems = _get_hints(kind), dict[str, Any](), list[str]()
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
                 raise ValueError(f"unknown field {path}{name}{suggest_name(name, hints)}")
             values[name] = _from_value(hints[name], value, f"{path}{name}")
-        except ConfigError as error:
-            problems += error.problems
         except ValueError as error:
-            problems.append(str(error))
+            problems += error.problems if isinstance(error, ConfigError) else [str(error)]
     if problems:
         raise ConfigError(problems)
     return kind(**values)

@@ -119,15 +119,15 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         importlib.import_module(module)
     elif prefix == "envpool":
         envpool.import_envpool()  # raises if it is not installed
+    if prefix == "gymnasium" and bare in gym.registry:  # saves the import of EnvPool
+        return "gymnasium", name
     names = _names()
     for backend, known in names.items():
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
     near = suggest_name(bare, [each for known in names.values() for each in known])
-    missing = (
-        "" if "envpool" in names else " EnvPool is not installed: pip install envpool (Linux only)."
-    )
+    missing = "" if "envpool" in names else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
         "envpool: or gymnasium:. `phasicrl envs` lists known ones. For one that a module registers "
