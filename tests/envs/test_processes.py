@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -25,21 +24,19 @@ from tests.faults.harness import wait_for
 from tests.helpers import is_there
 
 
-def test_processes_do_not_wait_for_torch() -> None:
+def test_processes_do_not_wait_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     class HasTorch(Structured):
         def step(self, action: Any) -> Any:
             return *super().step(action)[:1], float("torch" in sys.modules), False, False, {}
 
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    server._stop()  # other tests give it torch
-    preloaded = server._preload_modules
+    server: Any = forkserver.ForkServer()  # that of the other tests has torch
     server.set_forkserver_preload([])
+    monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
     envs = make(HasTorch, "processes", num_envs=1)
     envs.reset()
     assert envs.step(draw_action(envs, np.random.default_rng(1))).reward.tolist() == [0.0]
     envs.close()
     server._stop()
-    server.set_forkserver_preload(preloaded)
 
 
 def test_a_process_that_is_killed_is_named() -> None:
@@ -66,12 +63,12 @@ def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[s
 
 
 def test_a_process_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "STEP_SECONDS", 2)
+    monkeypatch.setattr(processes, "STEP_SECONDS", 1)
     envs = make(partial(Faulty, "hangs"), "processes", num_envs=2)
     envs.reset()
     started = envs._vector.processes
     with pytest.raises(
-        EnvError, match=r"mine: environment \d has not finished step\(\) within 2 s"
+        EnvError, match=r"mine: environment \d has not finished step\(\) within 1 s"
     ):
         for _ in range(3):
             envs.step(NEVER[:2])
@@ -161,20 +158,18 @@ def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     assert not process.is_alive()
 
 
-class Sleeping(Counting):
-    """Prints its process and hangs in its first step."""
+ENDS = """
+import os, time
+from tests.envs.counting import Counting  # all that processes import
 
-    def step(self, action: int) -> Any:
-        os.write(1, f"{os.getpid()}\n".encode())  # at once: two share the pipe
+class Sleeping(Counting):
+    def step(self, action):
+        os.write(1, f"{os.getpid()}\\n".encode())  # at once: two share the pipe
         time.sleep(1000)
 
-
-ENDS = """
-import torch
-from tests.envs.acting import make
-from tests.envs.test_processes import Counting, Sleeping
-
 if __name__ == "__main__":
+    import torch
+    from tests.envs.acting import make
     kind = Sleeping if sys.argv[1] == "killed" else Counting
     envs = make(kind, "processes", num_envs=2)
     envs.reset()
@@ -206,10 +201,10 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
 
 
 UNGUARDED = """
-from tests.envs.acting import make
+from phasicrl.envs.processes import ProcessVectorEnv
 from tests.envs.counting import Counting
 
-make(Counting, "processes", num_envs=1).reset()
+ProcessVectorEnv([Counting], "mine").reset()
 """
 
 
