@@ -5,8 +5,5 @@ from __future__ import annotations
 import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401
 
-from phasicrl.envs.envpool import task_families
 from tests import ranks  # noqa: F401
 from tests.faults import harness  # noqa: F401
-
-task_families()
