@@ -187,6 +187,12 @@ def programs(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
+@functools.cache
+def parse_preset(text: str) -> None:
+    """Parse a preset with changed options; many commands have the same."""
+    importlib.import_module("learning").make_trials([text], range(1, 2), "runs")
+
+
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a program read its words, and its presets their fields; it does not begin to work."""
     monkeypatch.syspath_prepend((ROOT / words[0]).parent)
@@ -194,7 +200,8 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     read = functools.wraps(script.main)(lambda *args, **_: args)
     args = tyro.cli(read, args=words[1:])
     if words[0] == "benchmarks/learning.py":
-        script.make_trials(args[1], range(1, 2), "runs")
+        for preset in args[1]:
+            parse_preset(preset)
     elif words[0] == "benchmarks/agents.py":
         assert all(map(get_preset, args[0]))
 
