@@ -20,7 +20,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/faults/test_numerics.py",
     ),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
-    ("training/run.py", "generator.set_state(action_state)", "pass", RESUME),
+    ("training/run.py", 'set_state(state["action_generator"])', "get_state()", RESUME),
     ("learner.py", '"reward_normalizer": self.reward_normalizer,', "", RESUME),
     ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
     (
