@@ -13,8 +13,8 @@ from phasicrl.optimize import Moments, adam_, clip_gradients, get_moments, resto
 YES, OPTIONS = torch.tensor(True), {"betas": (0.9, 0.999), "eps": 1e-5}
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-def test_adam_is_pytorchs(foreach: bool) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_adam_is_pytorchs(fused: bool) -> None:
     torch.manual_seed(0)
     ours = [torch.randn(5, 3), torch.randn(4)]
     theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
@@ -27,14 +27,14 @@ def test_adam_is_pytorchs(foreach: bool) -> None:
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
-        how: Any = {"rate": torch.tensor(rate), "apply_if": YES, "foreach": foreach}
+        how: Any = {"rate": torch.tensor(rate), "apply_if": YES, "fused": fused}
         adam_(ours, gradients, state, OPTIONS, **how)
         for parameter, tensor in zip(theirs, ours, strict=True):
             torch.testing.assert_close(tensor, parameter.detach(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(foreach: bool) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(fused: bool) -> None:
     """A convolution's weights are channels_last, its gradient need not be.
 
     PyTorch's kernel for all at once looks at no strides.
@@ -43,25 +43,25 @@ def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(foreach: bool)
     gradient = torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
     state = Moments([torch.zeros_like(weight)], [torch.zeros_like(weight)], [torch.zeros(())])
     options = OPTIONS | {"eps": 1.0}
-    adam_([weight], [gradient], state, options, rate=0.1, apply_if=YES, foreach=foreach)
+    adam_([weight], [gradient], state, options, rate=0.1, apply_if=YES, fused=fused)
     torch.testing.assert_close(state.first[0], 0.1 * gradient)
     # The first step: both moments' bias is corrected.
     torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(foreach: bool) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(fused: bool) -> None:
     everything = [torch.tensor(x) for x in ([1.0, 2.0], [0.5, -1.0], [0.3, 0.4], 7.0)]
     changed = [tensor.clone() for tensor in everything]
     (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
     state, is_finite = Moments([mean], [square], [step]), gradient.norm().isfinite()
-    adam_([weight], [gradient], state, OPTIONS, rate=0.1, apply_if=is_finite, foreach=foreach)
+    adam_([weight], [gradient], state, OPTIONS, rate=0.1, apply_if=is_finite, fused=fused)
     assert all(map(torch.equal, changed, everything))
 
 
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adam_in_both_precisions_and_with_both_epsilons(foreach: bool, dtype: torch.dtype) -> None:
+def test_adam_in_both_precisions_and_with_both_epsilons(fused: bool, dtype: torch.dtype) -> None:
     """By hand: gradient 2, moments 1 and 4, in the third step and, of another weight, the sixth."""
 
     def root(count: int) -> float:
@@ -74,7 +74,7 @@ def test_adam_in_both_precisions_and_with_both_epsilons(foreach: bool, dtype: to
         steps = [torch.tensor(2.0), torch.tensor(5.0)]
         gradients = [torch.tensor([2.0], dtype=dtype) for _ in range(2)]
         state, options = Moments(means, squares, steps), OPTIONS | {"eps": 0.5, "eps_hat": eps_hat}
-        adam_(weights, gradients, state, options, rate=0.1, apply_if=YES, foreach=foreach)
+        adam_(weights, gradients, state, options, rate=0.1, apply_if=YES, fused=fused)
         assert [step.item() for step in steps] == [3, 6]
         exact = 1e-12 if dtype is torch.float64 else 1e-6
         for weight, mean, square, count in zip(weights, means, squares, (3, 6), strict=True):

@@ -696,7 +696,7 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
         rollout = run.collect(run.buffer.next_rollout())
         compute_targets(rollout, torch.zeros(4, 8), run.config.ppo)
         segments = run.buffer.segments()
-        before = compute_dist_params(run.agent, segments, executor=run.executor, phase="aux")
+        before = compute_dist_params(run.agent, segments, executor=run.executor, kl_phase="aux")
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
         loss = phases.AuxiliaryLoss(run.agent, aux)

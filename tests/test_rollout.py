@@ -197,7 +197,7 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy() -> None:
     samples = buffer.auxiliary_samples(old_dist_params)
     assert_is_the_phase(samples)
     assert torch.equal(samples.old_dist_params, old_dist_params)
-    last = buffer.auxiliary_samples(old_dist_params, last=1)
+    last = buffer.auxiliary_samples(old_dist_params, num_last=1)
     assert torch.equal(last.obs, samples.obs[-B:]) and len(last) == B
     # Nothing is copied.
     assert samples.old_dist_params.data_ptr() == old_dist_params.data_ptr()

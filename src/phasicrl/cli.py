@@ -144,21 +144,21 @@ _REGISTRY = ConstructorRegistry()
 
 
 @_REGISTRY.primitive_rule
-def _read_value(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+def _make_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Return parsers of `none`, of integers such as 1e6, and of `KEY=VALUE …`."""
-    if kind.type is type(None):
+    if info.type is type(None):
         return PrimitiveConstructorSpec(
             nargs=1, metavar="none", choices=("none", "None"),
             instance_from_str=lambda words: None,
             is_instance=lambda value: value is None, str_from_instance=lambda value: ["none"],
         )  # fmt: skip
-    if kind.type is int:
+    if info.type is int:
         return PrimitiveConstructorSpec(
             nargs=1, metavar="INT", instance_from_str=lambda words: _read_int(words[0]),
             is_instance=lambda value: isinstance(value, int),
             str_from_instance=lambda value: [str(value)],
         )  # fmt: skip
-    if kind.type_origin is Mapping:
+    if info.type_origin is Mapping:
         return PrimitiveConstructorSpec(
             nargs="*", metavar="KEY=VALUE …", instance_from_str=_read_pairs,
             is_instance=lambda value: isinstance(value, dict),
@@ -232,21 +232,21 @@ def parse_config(words: list[str]) -> Config:
     return parse_run(words, "train", _TrainOptions)[1]
 
 
-def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
+def parse_run(words: list[str], command: str, options_type: type) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
     Args:
         words: arguments of the command.
         command: name of the command, for its help.
-        kind: dataclass of the command's options.
+        options_type: dataclass of the command's options.
 
     Returns:
-        An instance of `kind`, and the changed configuration.
+        An instance of `options_type`, and the changed configuration.
 
     Raises:
         ValueError: the preset is missing or unknown, or values are invalid.
     """
-    options, words = tyro.cli(kind, args=words, return_unknown_args=True, add_help=False)
+    options, words = tyro.cli(options_type, args=words, return_unknown_args=True, add_help=False)
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\npresets:")
         print("\n".join(_preset_lines()))
@@ -271,7 +271,7 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
     else:
         base = get_preset(words[0])
     if {"-h", "--help"} & {*words}:
-        _print_help(command, kind, base)
+        _print_help(command, options_type, base)
         raise SystemExit(0)
     words = ["--help" if word == "--help-all" else word for word in words]
     config = tyro.cli(
@@ -282,10 +282,10 @@ def parse_run(words: list[str], command: str, kind: type) -> tuple[Any, Config]:
     return options, config.with_updates({"env.options": env_options})
 
 
-def _print_help(command: str, kind: type, base: Config) -> None:
+def _print_help(command: str, options_type: type, base: Config) -> None:
     """Print the options of a command and the common options of a run."""
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(options_type):
         print(f"  --{field.name.replace('_', '-')} {format_value(field.default)}")
     values, texts = base.values() | {"env.options": base.env.options}, {**field_texts(Config)}
     for part in dataclasses.fields(Config):

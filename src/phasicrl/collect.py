@@ -61,7 +61,7 @@ class Collector:
         return None if envs is None else {"envs": envs, "first": self._first, "state": self._state}
 
     def load_state_dict(self, state: dict[str, Any], obs: Tensor) -> None:
-        """Restore `state_dict` after the environments were restored and returned `obs`."""
+        """Restore the result of `state_dict`; `obs` is from the restored environments."""
         self._obs = self.executor.upload(obs)
         self._first = state["first"].to(self.executor.device)
         self._state = state["state"].to(self.executor.device)
@@ -79,9 +79,9 @@ class Collector:
         Args:
             rollout: T steps of B environments, written in place.
             update_obs_norm_before_targets: update the observation statistics with this rollout
-                before values are computed. Values, the memory's state after the rollout and the
-                epochs over it then use these statistics. Log-probabilities are still those of the
-                policy that acted on raw observations, so that ratios remain importance weights.
+                before values are computed. Values, memory and all epochs over the rollout then use
+                the new statistics. Log-probabilities remain those of the policy that acted, so that
+                ratios are importance weights.
 
         Raises:
             MemoryError: out of memory; the message names the option to lower.

@@ -52,7 +52,7 @@ class EpisodeStatistics:
             self._completed += (info["level_complete"][ended] != 0).tolist()
 
     def report(self) -> dict[str, float]:
-        """Return the metrics of the episodes finished since the last report."""
+        """Return the metrics of the episodes finished since the last call."""
         record: dict[str, float] = {"charts/num_episodes": len(self._finished)}
         if self._finished:
             returns, lengths = zip(*self._finished, strict=True)

@@ -29,7 +29,7 @@ class RunningMoments(nn.Module):
     def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
         """Update mean and variance with a batch `[*N, *shape]`, or a single sample `[*shape]`.
 
-        Each process has an equal part of the batch.
+        All processes must pass parts of one size.
         """
         count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
         total = self.count + count
@@ -103,7 +103,7 @@ class EmaMoments(nn.Module):
     def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
         """Update mean and variance with a batch `[*N, *shape]`, or a single sample `[*shape]`.
 
-        Batches of all sizes have equal weights. Each process has an equal part of the batch.
+        Batches of all sizes have equal weights. All processes must pass parts of one size.
         """
         count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
         self.weight.mul_(self.decay).add_(1 - self.decay)

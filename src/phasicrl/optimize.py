@@ -74,7 +74,7 @@ def step_(
         if members := [p for p in group["params"] if id(p) in gradient_of]:
             grads = [gradient_of[id(parameter)] for parameter in members]
             state = get_moments(optimizer, members)
-            adam_(members, grads, state, group, rate=group["lr"], apply_if=apply_if, foreach=True)
+            adam_(members, grads, state, group, rate=group["lr"], apply_if=apply_if, fused=True)
 
 
 def get_moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
@@ -106,7 +106,7 @@ def restore_layout_(optimizer: Adam) -> None:
 @torch.no_grad()
 def adam_(
     parameters: list[Tensor], gradients: list[Tensor], state: Moments, options: Mapping[str, Any],
-    *, rate: float | Tensor, apply_if: Tensor, foreach: bool,
+    *, rate: float | Tensor, apply_if: Tensor, fused: bool,
 ) -> None:  # fmt: skip
     """Make one step of Adam in place, as PyTorch's fused kernel does.
 
@@ -120,15 +120,15 @@ def adam_(
             added before the bias of the second moment is corrected (TensorFlow) or after (PyTorch).
         rate: learning rate, 0-d.
         apply_if: whether to apply the step, 0-d bool.
-        foreach: whether to use PyTorch's fused kernel, or plain operations, which a compiler fuses.
-            The kernel has one ε, and is not used if parameters with `eps_hat` differ in their
-            number of steps.
+        fused: whether to use PyTorch's fused Adam, or plain operations for a compiler. The fused
+            one has one ε, and is not used if parameters with `eps_hat` differ in their number of
+            steps.
     """
     (beta1, beta2), eps = options["betas"], options["eps"]
     first, second, steps = state
     eps_hat = options.get("eps_hat", False)
-    counts = {float(step) for step in steps} if foreach and eps_hat else set[float]()
-    if foreach and len(counts) < 2:
+    counts = {float(step) for step in steps} if fused and eps_hat else set[float]()
+    if fused and len(counts) < 2:
         if counts:  # the kernel adds ε after the correction, so correct ε as well
             eps = eps / math.sqrt(1 - beta2 ** (1 + counts.pop()))
         # The kernel ignores strides, and a convolution may give its gradient in another layout.
@@ -220,7 +220,7 @@ class DivergedError(ValueError):
 
 
 def make_diverged_error(names: Sequence[str]) -> DivergedError:
-    """Make the error for metrics or weights that are not finite, from their names."""
+    """Make the error that names the metrics or weights that are not finite."""
     return DivergedError(
         f"training has diverged: not every number of {' and '.join(names)} is finite. "
         "Start again with a lower ppo.learning_rate, with clipped gradients "

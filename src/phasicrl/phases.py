@@ -475,15 +475,15 @@ def auxiliary_phase(
     if buffer.progress is None:
         if aux.recompute_targets:
             _recompute_targets(learner, buffer)
-        old_params = compute_dist_params(agent, buffer.segments(), executor=executor, phase="aux")
-        buffer.progress = AuxiliaryProgress(old_params, MeanAccumulator())
+        params = compute_dist_params(agent, buffer.segments(), executor=executor, kl_phase="aux")
+        buffer.progress = AuxiliaryProgress(params, MeanAccumulator())
     progress = buffer.progress
     start -= progress.seconds
 
     # An epoch uses all rollouts of the phase, or as much data as `iterations_per_epoch` have.
     num_iterations = aux.iterations_per_epoch or aux.every
     last = num_iterations if aux.iterations_from == "last" else None
-    samples = buffer.auxiliary_samples(progress.old_dist_params, last=last)
+    samples = buffer.auxiliary_samples(progress.old_dist_params, num_last=last)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
     step = executor.gradient_step(
@@ -543,20 +543,20 @@ def _check_finite(record: Record) -> Record:
 
 @torch.no_grad()
 def compute_dist_params(
-    agent: Agent, segments: Samples, *, executor: Executor, phase: Phase = "policy"
+    agent: Agent, segments: Samples, *, executor: Executor, kl_phase: Phase = "policy"
 ) -> Tensor:
     """Compute the distribution parameters `[S, L, P]` of the policy on S segments of L steps.
 
-    `phase` is the one that later computes a KL divergence from these parameters: with another
+    `kl_phase` is the phase that later computes a KL divergence from these parameters: with another
     precision, the KL would be smallest where weights compensate for rounding.
     """
-    precision = executor.precision(phase)
+    precision = executor.precision(kl_phase)
 
     def compute_params(segments: Samples) -> Tensor:
         inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
         return agent.policy(*inputs, precision=precision)[0].dist_params
 
-    return executor.infer(segments, compute_params, phase=phase)
+    return executor.infer(segments, compute_params, phase=kl_phase)
 
 
 @torch.no_grad()

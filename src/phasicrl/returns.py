@@ -79,7 +79,7 @@ def n_step_return(
 
     Args:
         reward: rewards `[B, T]`, in the units of the values.
-        value: V(s_t), `[B, T]`, which returns of earlier steps bootstrap from.
+        value: V(s_t), `[B, T]`, from which earlier steps bootstrap.
         next_value: V(s'_t) as for `gae`, `[B, T]`; used only in the last step and where
             `truncated`.
         terminated: whether the episode ended by the environment's rules, `[B, T]`.

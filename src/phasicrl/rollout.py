@@ -309,9 +309,9 @@ class PhaseBuffer:
         self.progress = None
 
     def auxiliary_samples(
-        self, old_dist_params: Float[Tensor, "KB T P"], *, last: int | None = None
+        self, old_dist_params: Float[Tensor, "KB T P"], *, num_last: int | None = None
     ) -> AuxiliarySamples:
-        """Return the samples of all K rollouts, or of the `last` ones, as views `[last·B, T, …]`.
+        """Return the samples of all K rollouts, or of the last ones, as views `[K'·B, T, …]`.
 
         `old_dist_params` are parameters of the policy before the auxiliary phase.
         """
@@ -321,7 +321,7 @@ class PhaseBuffer:
             old_dist_params,
         )  # fmt: skip
         num_envs = len(samples) // self.num_rollouts
-        return samples.take(slice(-(last or self.num_rollouts) * num_envs, None))
+        return samples.take(slice(-(num_last or self.num_rollouts) * num_envs, None))
 
     def segments(self) -> Samples:
         """Return all segments of the phase as views, `[K·B, T, …]`."""

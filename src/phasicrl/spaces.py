@@ -221,11 +221,11 @@ class _ActionLeaf:
 
 
 class ActionLayout:
-    """Translation between flat actions and the structure of an action space.
+    """Translation of flat actions to the structure of an action space.
 
     A flat action is `[B]` int64 for a plain `Discrete` space, and otherwise `[B, K]`: the K numbers
-    of all leaves in order; int64 without a `Box`, float32 with one (discrete components included).
-    Discrete components count from zero, and the space's `start` is added here.
+    of all leaves in order: float32 if any leaf is a `Box`, else int64. Discrete components count
+    from zero, and the space's `start` is added here.
 
     Attributes:
         space: action space of one environment.
@@ -278,9 +278,8 @@ class ActionLayout:
         Components of a `Box` may exceed its bounds: `action.squash` decides whether to clip them.
 
         Raises:
-            ValueError: not an array `[num_envs, *shape]` of the right kind of numbers, not finite,
-                outside of a discrete space, or forbidden by `action_mask` `[num_envs,
-                sum(count_choices(space))]`.
+            ValueError: actions of a wrong shape or kind of numbers, not finite, outside of a
+                discrete space, or forbidden by `action_mask` `[num_envs, A]`.
         """
         if self._is_valid_discrete(action, num_envs) and action_mask is None:
             return

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
-from phasicrl.envs.envpool import GAMES, import_envpool, task_families
+from phasicrl.envs.envpool import GAMES, get_family_by_task, import_envpool
 from phasicrl.envs.make import episode_limit, list_envs, make_envs, resolve
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces
@@ -43,7 +43,7 @@ def refused(message: str, make_env: Any = None, **settings: Any) -> None:
     ],
 )
 def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None:
-    if env_id.startswith("FrozenLake8x8") and "FrozenLake8x8-v1" in task_families():
+    if env_id.startswith("FrozenLake8x8") and "FrozenLake8x8-v1" in get_family_by_task():
         expected = ("envpool", "FrozenLake8x8-v1")
     assert resolve(env_id) == expected
 

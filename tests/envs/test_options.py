@@ -22,7 +22,7 @@ from phasicrl.cli import main
 from phasicrl.config import Config, EnvConfig
 from phasicrl.config_io import SCHEMA
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.options import read_options
+from phasicrl.envs.options import convert_options
 from phasicrl.presets import get_preset
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.evaluation import make_evaluation_envs
@@ -52,7 +52,7 @@ TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "rang
 def test_values_are_read_as_the_type_of_the_default(
     given: dict[str, Any], read: dict[str, Any]
 ) -> None:
-    assert_same(dict(read_options("x", given, TAKES)), read)
+    assert_same(dict(convert_options("x", given, TAKES)), read)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_values_are_read_as_the_type_of_the_default(
 )
 def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_options("x", given, TAKES)
-    assert read_options("x", {"new": "1"}, TAKES, takes_more=True) == {"new": 1}
+        convert_options("x", given, TAKES)
+    assert convert_options("x", {"new": "1"}, TAKES, takes_more=True) == {"new": 1}
 
 
 def test_options_keep_their_values_in_files() -> None:

@@ -32,7 +32,7 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(
     mine, other, order = CoreLock(tmp_path), CoreLock(tmp_path), []
 
     def compute_once() -> None:
-        with other.turn():
+        with other.take_turn():
             order.append("other")
 
     def is_waiting() -> bool:
@@ -45,11 +45,11 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(
         return False
 
     thread = threading.Thread(target=compute_once)
-    with mine.turn():
+    with mine.take_turn():
         thread.start()
         wait_for(is_waiting)
         order.append("mine")
-    with mine.turn():
+    with mine.take_turn():
         order.append("mine")
     thread.join()
     assert order == ["mine", "other", "mine"]
@@ -62,18 +62,18 @@ def test_a_run_stopped_in_its_turn_delays_others_two_seconds_of_every_thirty(
 
     def seconds(waiting: CoreLock) -> float:
         start = clock.now
-        with waiting.turn():
+        with waiting.take_turn():
             return clock.now - start
 
-    with stopped.turn():
+    with stopped.take_turn():
         assert seconds(mine) > TIMEOUT_SECONDS
         assert seconds(mine) < 0.01 and seconds(mine) < 0.01
         clock.now += RETRY_SECONDS
         assert seconds(mine) > TIMEOUT_SECONDS, "then it waits again"
     assert seconds(mine) < 0.01
-    with stopped.turn():
+    with stopped.take_turn():
         assert seconds(mine) > TIMEOUT_SECONDS, "once it has had a turn, it waits again"
-    with mine.turn():
+    with mine.take_turn():
         assert seconds(third) > TIMEOUT_SECONDS, "and others wait for it"
 
 
@@ -81,10 +81,10 @@ def test_without_a_folder_no_run_waits(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "file").touch()
     first, second = CoreLock(tmp_path / "file"), CoreLock(tmp_path / "file")
     start = clock.now
-    with first.turn(), second.turn():
+    with first.take_turn(), second.take_turn():
         assert clock.now == start
 
 
 def test_a_run_takes_turns_if_its_plan_says_so() -> None:
-    assert Executor(Plan()).turn is nullcontext
-    assert isinstance(Executor(Plan(take_turns=True)).turn.__self__, CoreLock)  # type: ignore
+    assert Executor(Plan()).take_turn is nullcontext
+    assert isinstance(Executor(Plan(take_turns=True)).take_turn.__self__, CoreLock)  # type: ignore

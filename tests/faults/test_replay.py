@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import GAMES, PROCGEN, distributions, task_families
+from phasicrl.envs.envpool import GAMES, PROCGEN, distributions, get_family_by_task
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.spaces import ActionLayout, count_choices
@@ -36,9 +36,9 @@ def tasks(family: str) -> list[EnvConfig]:
         return [
             EnvConfig(id=f"procgen:{game}", num_envs=3, distribution=cast(Any, kind))
             for game in GAMES
-            for kind in distributions(game, task_families())
+            for kind in distributions(game, get_family_by_task())
         ]
-    names = [name for name, member in task_families().items() if member == family]
+    names = [name for name, member in get_family_by_task().items() if member == family]
     return [EnvConfig(id=f"envpool:{name}", num_envs=3) for name in names]
 
 
@@ -130,7 +130,7 @@ def test_families_that_cannot_be_played_again_do_not_claim_it(tmp_path: Path) ->
     families, in C++, where no time limit of pytest reaches. Without ViZDoom, which starts a program
     for each environment.
     """
-    families = task_families()
+    families = get_family_by_task()
     replayed = {PROCGEN, "envpool.classic_control", "envpool.mujoco.gym", "envpool.atari"}
     others = sorted(set(families.values()) - replayed - {"envpool.vizdoom"})
     first = [next(name for name, of in families.items() if of == family) for family in others]

@@ -59,7 +59,9 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     rates = {rate.name: rate for rate in report.rates}
     assert set(rates) == {"whole loop", "rollout", "update", "networks alone"}
     assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
-    assert report.rate("whole loop") < min(report.rate("rollout"), report.rate("update"))
+    assert report.get_steps_per_second("whole loop") < min(
+        report.get_steps_per_second("rollout"), report.get_steps_per_second("update")
+    )
     assert report.config.total_env_steps == config.total_env_steps
     assert any("phases of 2 iterations instead of 4" in note for note in report.notes) == phases
     assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"

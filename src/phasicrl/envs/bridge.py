@@ -97,12 +97,12 @@ class EpisodeActions:
         """
         return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
 
-    def load(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+    def load(self, actions: np.ndarray, lengths: np.ndarray) -> None:
         """Restore the result of `state`."""
-        self._end = len(rows)
+        self._end = len(actions)
         if self._end > len(self._rows):
-            self._rows = np.zeros_like(rows)
-        self._rows[: self._end], self._lengths[:] = rows, lengths
+            self._rows = np.zeros_like(actions)
+        self._rows[: self._end], self._lengths[:] = actions, lengths
 
     def split(self) -> list[np.ndarray]:
         """Return the actions `[L, …]` of the current episodes: B arrays, each oldest first."""

@@ -42,7 +42,7 @@ MASK_REMEDY = "return a mask with every reset and step; it may allow everything"
 
 @dataclass(frozen=True, slots=True)
 class EnvProperties:
-    """Spaces and source of action masks that all environments of one kind have in common.
+    """Spaces, and source of action masks, that all environments of one kind share.
 
     Attributes:
         observation_space: observation space without the mask, with float32 in place of other

@@ -51,7 +51,7 @@ from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
 from phasicrl.envs.bridge import NumpyStep, NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.native import ensure_graphics, ensure_qt
-from phasicrl.envs.options import read_options
+from phasicrl.envs.options import convert_options
 from phasicrl.envs.protocol import ExactState
 from phasicrl.spaces import as_float32, check_spaces
 from phasicrl.system.machine import num_cores
@@ -97,7 +97,7 @@ class EnvPoolEnv(NumpyVectorEnv):
             threads: number of threads; None for one per core, or a single one for fast tasks.
             local: number and seeds of this rank's environments.
         """
-        family, num_envs = task_families()[task_id], local.num_envs
+        family, num_envs = get_family_by_task()[task_id], local.num_envs
         self._is_procgen = family == PROCGEN
         self.exact_state: ExactState = "replay" if _is_replayable(family, options) else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
@@ -226,8 +226,8 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
 
 
 @functools.cache
-def task_families() -> dict[str, str]:
-    """Return the package of each EnvPool task, such as `envpool.mujoco.gym`, by id."""
+def get_family_by_task() -> dict[str, str]:
+    """Return the family (package) of each EnvPool task by its id: `envpool.mujoco.gym`."""
     import_envpool()
     registration = importlib.import_module("envpool.registration")
     return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
@@ -235,7 +235,7 @@ def task_families() -> dict[str, str]:
 
 def make_spec(task_id: str, options: Mapping[str, Any] | None = None) -> Any:
     """Return EnvPool's specification of a task, without making environments."""
-    envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
+    envpool = import_envpool(procgen=get_family_by_task()[task_id] == PROCGEN)
     return envpool.make_spec(task_id, **(options or {}))
 
 
@@ -266,7 +266,7 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     """
     name, fields = f"envpool:{task_id}", make_spec(task_id).config._asdict()
     known = {key: value for key, value in fields.items() if key not in RESERVED_OPTIONS}
-    options = read_options(name, given, known)
+    options = convert_options(name, given, known)
     for key, value in options.items():
         if type(value) is int and value <= 0 < fields[key]:  # a segmentation fault in EnvPool
             raise ValueError(f"{name}: env.options has {key} = {value}; expected a number above 0")
@@ -279,7 +279,7 @@ def procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, Any]]:
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    task_id, modes = _task_id(game, config.distribution), distributions(game, task_families())
+    task_id, modes = _task_id(game, config.distribution), distributions(game, get_family_by_task())
     if config.distribution not in modes:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
         raise ValueError(f"{given}; expected one of {', '.join(modes)}")

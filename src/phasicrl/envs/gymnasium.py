@@ -26,7 +26,7 @@ from gymnasium.vector import SyncVectorEnv
 from phasicrl.config import EnvConfig, OptionValue
 from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, inspect_env
-from phasicrl.envs.options import read_options
+from phasicrl.envs.options import convert_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.seeding import env_seeds
@@ -172,4 +172,4 @@ def get_make_options(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[st
     known.pop("render_mode", None)
     known |= spec.kwargs | {"max_episode_steps": spec.max_episode_steps or -1}
     takes_more = any(part.kind is part.VAR_KEYWORD for part in parts)
-    return read_options(f"gymnasium:{spec.id}", given, known, takes_more=takes_more)
+    return convert_options(f"gymnasium:{spec.id}", given, known, takes_more=takes_more)

@@ -139,7 +139,7 @@ def _names() -> dict[Backend, Collection[str]]:
     """Return the environments of each installed back end, by name."""
     names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
     if importlib.util.find_spec("envpool") is not None:
-        families = envpool.task_families()
+        families = envpool.get_family_by_task()
         names["envpool"] = sorted(task for task in families if families[task] != envpool.PROCGEN)
     names["gymnasium"] = sorted(gym.registry)
     return names

@@ -9,43 +9,43 @@ from phasicrl.config import OptionValue
 from phasicrl.config_io import suggest_name
 
 
-def read_options(
-    name: str, given: Mapping[str, OptionValue], known: Mapping[str, Any], takes_more: bool = False
-) -> dict[str, Any]:
-    """Convert the given options to the types of their defaults.
+def convert_options(
+    env_name: str, given: Mapping[str, OptionValue], defaults: Mapping[str, Any],
+    takes_more: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Convert an environment's given options to the types of their defaults.
 
     Args:
-        name: name of the environment, for messages.
+        env_name: name of the environment, for messages.
         given: options by name; strings are parsed.
-        known: defaults of all options; None for an unknown type.
+        defaults: defaults of all options; None for an unknown type.
         takes_more: whether options without a default are accepted.
 
     Raises:
         ValueError: an option does not exist, or its value has a wrong type.
     """
     for key in given:
-        if key not in known and not takes_more:
-            options = ", ".join(f"{option}={default}" for option, default in sorted(known.items()))
-            text = f"{name}: env.options has {key}, which does not exist{suggest_name(key, known)}"
-            raise ValueError(f"{text}; expected some of {options}")
-    return {key: _read(name, key, value, known.get(key)) for key, value in given.items()}
+        if key not in defaults and not takes_more:
+            options = ", ".join(f"{option}={value}" for option, value in sorted(defaults.items()))
+            text = f"env.options has {key}, which does not exist{suggest_name(key, defaults)}"
+            raise ValueError(f"{env_name}: {text}; expected some of {options}")
+    return {key: _convert_option(env_name, key, x, defaults.get(key)) for key, x in given.items()}
 
 
-def _read(name: str, key: str, value: OptionValue, default: Any) -> Any:
+def _convert_option(env_name: str, key: str, value: OptionValue, default: Any) -> Any:
     """Convert the value of an environment's option to the type of its default."""
-    kind, read = type(default), value
-    if isinstance(value, str) and kind is not str:
-        read = _parse(value)
+    kind = type(default)
+    read = _parse_scalar(value) if isinstance(value, str) and kind is not str else value
     is_whole = type(read) is int or (type(read) is float and read.is_integer())
     if is_whole and kind in (int, float):  # 2 for 2.0, and 1e3 for 1000
         read = kind(read)
     if default is not None and type(read) is not kind:
-        text = f"{name}: env.options has {key} = {value!r}"
+        text = f"{env_name}: env.options has {key} = {value!r}"
         raise ValueError(f"{text}; expected a value of type {kind.__name__}, such as {default!r}")
     return read
 
 
-def _parse(text: str) -> OptionValue:
+def _parse_scalar(text: str) -> OptionValue:
     """Parse a boolean or a number; return any other text unchanged."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

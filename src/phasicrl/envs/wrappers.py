@@ -82,7 +82,7 @@ class PartialObservation(_Wrapper):
 
 
 class HeuristicMask(_Wrapper):
-    """Wrapper that masks actions by a heuristic at the start of training.
+    """Wrapper that masks actions by a heuristic in the first steps only.
 
     A heuristic that excludes bad actions helps a policy at first; later the policy may do better
     without.

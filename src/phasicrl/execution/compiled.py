@@ -45,11 +45,11 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     compiled = torch.compile(function, mode="reduce-overhead")
 
-    def call(*inputs: Any) -> Any:
+    def call_in_new_step(*inputs: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return compiled(*inputs)
 
-    return call
+    return call_in_new_step
 
 
 class _Caller(nn.Module):
@@ -83,10 +83,11 @@ def compile_inference(
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     weights = [tensor.detach() for tensor in tensors.values()]
 
-    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+    def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
         return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
-        compiled = compile_for(call, [*weights, *(tensor.clone() for tensor in inputs)])
+        copies = [tensor.clone() for tensor in inputs]
+        compiled = compile_for(call_with_weights, [*weights, *copies])
     return lambda *inputs: compiled(*weights, *inputs)

@@ -38,7 +38,7 @@ class CoreLock:
         self._retry_at = 0.0
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def take_turn(self) -> Iterator[None]:
         """Wait for the lock, and hold it until the block ends."""
         start = time.monotonic()
         deadline = start + TIMEOUT_SECONDS if start >= self._retry_at else start

@@ -27,7 +27,7 @@ class Executor:
 
     Attributes:
         device: device of the tensors.
-        turn: function that returns a context in which the run may use all its cores.
+        take_turn: function that returns a context in which the run may use all its cores.
 
     Args:
         plan: device, threads, precision, micro-batches.
@@ -44,7 +44,7 @@ class Executor:
     ) -> None:
         self.plan, self.world, self.log = plan, world, log
         self.device = torch.device(plan.device)
-        self.turn = CoreLock().turn if plan.take_turns else nullcontext
+        self.take_turn = CoreLock().take_turn if plan.take_turns else nullcontext
         self._compiled_steps: dict[Hashable, CompiledUpdate | None] = {}
         self._compiled_calls: dict[Hashable, Callable[..., Any] | None] = {}
 
@@ -85,7 +85,7 @@ class Executor:
                 part, outputs = segments.take(slice(start, start + size)), []
                 part = part if part.has_memory else part.as_transitions()
                 for piece, _ in self.micro_batches(part, phase=phase):
-                    with self.turn():
+                    with self.take_turn():
                         outputs.append(function(piece))
                 output = torch.cat(outputs)
                 results.append(output.reshape(-1, num_steps, *output.shape[2:]))
@@ -111,7 +111,7 @@ class Executor:
             if key not in self._compiled_calls:
                 self._compiled_calls[key] = self._compile_call(function, module, inputs)
             call = self._compiled_calls[key]
-        with self.turn():
+        with self.take_turn():
             return function(*inputs) if call is None else call(*inputs)
 
     def _compile_call(
@@ -194,7 +194,7 @@ class EagerStep:
             settings.optimizer.zero_grad(set_to_none=True)
             # Accumulate the gradients of the micro-batches, then clip them and step.
             for piece, share in executor.micro_batches(minibatch.select(), phase=settings.phase):
-                with executor.turn():
+                with executor.take_turn():
                     value, terms = self._loss(piece, *coefficients)
                     (value * share).backward()
                 rows.append(torch.stack([term.detach() for term in terms.values()]) * share)
@@ -238,7 +238,7 @@ class CompiledStep(EagerStep):
             self._last = source, self._updates[key]
         if (update := self._last[1]) is None:
             return super().__call__(minibatch, *coefficients)
-        with self.executor.turn():
+        with self.executor.take_turn():
             return update.names, update(minibatch, coefficients), minibatch.num_steps
 
     def _compile(

@@ -99,11 +99,11 @@ class _Inputs(NamedTuple):
 class CompiledUpdate:
     """Compiled gradient step: gathering, forward, loss, backward, clipping and Adam.
 
-    With several processes, it is two compiled calls with the mean over processes between them.
+    With several processes, it is two compiled calls, and gradients are averaged between them.
 
     Args:
         loss: loss to minimize.
-        minibatch: example of a minibatch; all later ones have its size and its source's layout.
+        minibatch: example; all tensors of later ones have its shapes, dtypes and strides.
         coefficients: example of the loss's coefficients.
         settings: optimizer and clipping.
 
@@ -227,6 +227,6 @@ class CompiledUpdate:
             parameters, clipped, *moments = ([each[i] for i in members] for each in lists)
             optimize.adam_(
                 parameters, clipped, optimize.Moments(*moments), group, rate=rate,
-                apply_if=norm.isfinite(), foreach=False,
+                apply_if=norm.isfinite(), fused=False,
             )  # fmt: skip
         return norm

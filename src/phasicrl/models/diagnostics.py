@@ -16,7 +16,7 @@ from phasicrl.models.encoders import autocast
 def network_diagnostics(
     agent: Agent, obs: Shaped[Tensor, "N *shape"], *, precision: Precision, world: World
 ) -> dict[str, float]:
-    """Measure the fractions of dormant features and of clipped observations.
+    """Measure the fractions of dormant features and of clipped inputs.
 
     Args:
         agent: networks to measure.

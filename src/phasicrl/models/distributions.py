@@ -117,7 +117,7 @@ class Normal(Distribution):
         return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
     def draw(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the actions `mean + std·ε`, `[…]`."""
+        """Return `mean + std·ε` without gradient, `[…]`."""
         return (self.mean + self.std * noise.to(self.mean.device)).detach()
 
     def mode(self) -> Float[Tensor, "*shape"]:
@@ -152,7 +152,7 @@ class TanhNormal(Normal):
     """
 
     def log_prob(self, action: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log-density of `tanh(u)`: that of u minus `log |d tanh(u) / du|`."""
+        """Return the log-density of `tanh(u)` from u: `log N(u) − log |d tanh(u) / du|`."""
         return super().log_prob(action) - _log_slope(action)
 
     def entropy(self) -> Float[Tensor, "*shape"]:

@@ -343,7 +343,7 @@ class _WandB:
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, values: Values, env_steps: int) -> None:
-        """Log one row with all metrics."""
+        """Log the metrics of an iteration."""
         self._run.log({"env_steps": env_steps, **values})
 
     def close(self) -> None:

@@ -28,8 +28,8 @@ def cgroup_cpu_quota(
 
     Args:
         groups: file with the names of the process's groups.
-        root: directory where control groups are mounted. For version 1, only the group at the mount
-            counts, which is that of a container.
+        root: directory where control groups are mounted. For version 1, only the group mounted
+            at `root` is read: in a container, its own.
     """
     group = Path()
     with suppress(OSError):
@@ -77,7 +77,7 @@ def import_optional(name: str, message: str, extra: str = "lab") -> Any:
 
     Args:
         name: name of the module.
-        message: beginning of the error message, such as `films message imageio-ffmpeg`.
+        message: beginning of the error message, such as `films need imageio-ffmpeg`.
         extra: extra of phasicrl with the package.
 
     Raises:

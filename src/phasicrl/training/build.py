@@ -69,7 +69,7 @@ def start_run(
     world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
 ) -> Run:
-    """Make a new run and its directory; if that fails, nothing is left behind.
+    """Start a new run, or resume one; a failure leaves no new directory.
 
     Args:
         config: options of the run.

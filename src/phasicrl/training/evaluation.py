@@ -39,7 +39,7 @@ class Episodes(NamedTuple):
 
 
 def mean_episode(parts: Iterable[Episodes]) -> tuple[float, float]:
-    """Return the mean return and length over the episodes of all parts."""
+    """Return the mean return and length of all processes' episodes."""
     returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
     return statistics.fmean(returns), statistics.fmean(lengths)
 

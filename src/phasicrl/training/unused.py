@@ -16,55 +16,55 @@ def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, s
     numbers = [part for part in parts if not is_image(part)]
     unused: dict[str, str] = {}
 
-    def require(condition: object, what: str, paths: str) -> None:
-        """Add options to `unused`, unless the condition that they need holds.
+    def flag_unless(condition: object, needed: str, paths: str) -> None:
+        """Flag options as unused, unless the condition that they need holds.
 
         `paths` are beginnings of their paths, separated by spaces.
         """
         if not condition:
-            begin = tuple(paths.split())
-            unused.update({path: what for path in values if path.startswith(begin)})
+            unused.update({x: needed for x in values if x.startswith(tuple(paths.split()))})
 
     dense, is_pool = model.hidden_sizes, backend in ("procgen", "envpool")
     is_continuous = any(isinstance(part, Box) for _, part in leaves(envs.action_space))
     has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
     # fmt: off
-    require(is_pool, "an EnvPool environment", "env.num_threads")
-    require(backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts")
-    require(backend not in ("own", "vector"), "an environment's id", "env.options.")
-    require(backend == "procgen", "a Procgen game",
-         "env.distribution env.num_levels evaluation.levels")
-    require(len(numbers) < len(parts), "images", "compute.micro_batch")
-    require(is_continuous, "continuous actions", "action.")
-    require(model.encoder == "impala", "model.encoder impala",
-         "model.channels model.blocks model.pooling")
-    require(dense and (model.encoder == "mlp" or numbers), "dense layers on numbers",
-         "model.activation model.value_activation")
-    require(model.value_path == "separate", "model.value_path separate",
-         "model.value_activation ppo.value_learning_rate ppo.grad_norm_of")
-    require(model.memory != "none", "model.memory", "model.memory_size")
-    require(ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target")
-    require(ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step")
-    require(ppo.value_epochs, "ppo.value_epochs", "ppo.value_coef ppo.value_clip ppo.epoch_order")
-    require(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
-    require(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
-    require(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
-    require(ppo.uses_epoch_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
-    require(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
-    require(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
-         "ppo.advantage_norm batch and ppo.collect_by steps", "ppo.advantage_decay")
-    require(ppo.advantage_norm != "none" and not ppo.advantage_decay,
-         "ppo.advantage_norm without ppo.advantage_decay", "ppo.advantage_std")
-    require(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
-    require(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
-         "ppo.bootstrap_truncation value_norm.")
-    require(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
-    require(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
-    require(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
-    require(config.reward_norm.per != "none", "reward_norm.per", "reward_norm.")
-    require(config.obs_norm.statistics != "none", "obs_norm.statistics", "obs_norm.")
-    require(config.value_norm.statistics != "none", "value_norm.statistics", "value_norm.")
-    require(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
-    require(config.log.wandb, "log.wandb", "log.wandb_")
+    flag_unless(is_pool, "an EnvPool environment", "env.num_threads")
+    flag_unless(backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts")
+    flag_unless(backend not in ("own", "vector"), "an environment's id", "env.options.")
+    flag_unless(backend == "procgen", "a Procgen game",
+                "env.distribution env.num_levels evaluation.levels")
+    flag_unless(len(numbers) < len(parts), "images", "compute.micro_batch")
+    flag_unless(is_continuous, "continuous actions", "action.")
+    flag_unless(model.encoder == "impala", "model.encoder impala",
+                "model.channels model.blocks model.pooling")
+    flag_unless(dense and (model.encoder == "mlp" or numbers), "dense layers on numbers",
+                "model.activation model.value_activation")
+    flag_unless(model.value_path == "separate", "model.value_path separate",
+                "model.value_activation ppo.value_learning_rate ppo.grad_norm_of")
+    flag_unless(model.memory != "none", "model.memory", "model.memory_size")
+    flag_unless(ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target")
+    flag_unless(ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step")
+    flag_unless(ppo.value_epochs, "ppo.value_epochs",
+                "ppo.value_coef ppo.value_clip ppo.epoch_order")
+    flag_unless(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
+    flag_unless(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
+    flag_unless(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
+    flag_unless(ppo.uses_epoch_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
+    flag_unless(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
+    flag_unless(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
+                "ppo.advantage_norm batch and ppo.collect_by steps", "ppo.advantage_decay")
+    flag_unless(ppo.advantage_norm != "none" and not ppo.advantage_decay,
+                "ppo.advantage_norm without ppo.advantage_decay", "ppo.advantage_std")
+    flag_unless(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
+    flag_unless(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
+                "ppo.bootstrap_truncation value_norm.")
+    flag_unless(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
+    flag_unless(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
+    flag_unless(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
+    flag_unless(config.reward_norm.per != "none", "reward_norm.per", "reward_norm.")
+    flag_unless(config.obs_norm.statistics != "none", "obs_norm.statistics", "obs_norm.")
+    flag_unless(config.value_norm.statistics != "none", "value_norm.statistics", "value_norm.")
+    flag_unless(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
+    flag_unless(config.log.wandb, "log.wandb", "log.wandb_")
     # fmt: on
     return {path: what for path, what in unused.items() if values[path] != defaults().get(path)}

@@ -119,7 +119,7 @@ class _Subject:
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
-        """Rows of a table of options: path, value, and the preset's value where it differs."""
+        """Options of the run: path, value, and the preset's value where it differs."""
         values = self.config.values()
         usual = PRESETS[self.base].config.values() if self.base else values
         return [

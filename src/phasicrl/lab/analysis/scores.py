@@ -38,7 +38,7 @@ class Estimate:
 
 
 def format_number(value: float, digits: int) -> str:
-    """Format a number with `digits` significant digits; a large number whole, as -1,229."""
+    """Format a number with `digits` significant digits, or as an integer from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
 
 

@@ -92,9 +92,9 @@ def train_and_summarize(trial: Trial) -> list[trials.Row]:
 
 
 def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
-    """Make curves over seeds, by task and arm, from the rows of a suite's table.
+    """Make a learning curve of each arm and task from the rows of a suite's table.
 
-    An arm without a return of every seed is left out with a warning.
+    An arm is left out, with a warning, if a seed has no return.
 
     Raises:
         ValueError: all arms are left out.

@@ -17,10 +17,10 @@ from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS
 from phasicrl.lab.experiments.tricks import (
     Arm,
     make_arms,
+    make_arms_with_base,
     make_detail_arms,
     make_env_arms,
     make_rung_arms,
-    make_variants,
 )
 from phasicrl.presets import PRESETS
 
@@ -243,7 +243,7 @@ def _compare_details(base: Base) -> list[Arm]:
         for name, change in _DETAILS.items()
         if not excluded & {f"{path} {value}" for path, value in change.items()}
     }
-    return make_variants("PPG", ppg, changes)
+    return make_arms_with_base("PPG", ppg, changes)
 
 
 def _compare_penalties(base: Base) -> list[Arm]:

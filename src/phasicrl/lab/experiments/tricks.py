@@ -31,9 +31,11 @@ def make_arms(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Ar
     return [(name, base.with_updates(dict(on))) for name, on in changes.items()]
 
 
-def make_variants(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+def make_arms_with_base(
+    base_name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]
+) -> list[Arm]:
     """Return an arm for `base`, and one for each set of changes that has an effect."""
-    return [(name, base), *(arm for arm in make_arms(base, changes) if arm[1] != base)]
+    return [(base_name, base), *(arm for arm in make_arms(base, changes) if arm[1] != base)]
 
 
 class Trick(NamedTuple):
@@ -155,7 +157,7 @@ def make_detail_arms(
     has_effect = {
         name: on for name, on in changes.items() if not any(path.startswith(unused) for path in on)
     }
-    return make_variants("PPO", base, has_effect)
+    return make_arms_with_base("PPO", base, has_effect)
 
 
 def _make_episode_arms(base: Config, limit: int) -> dict[str, dict[str, Any]]:

@@ -66,7 +66,7 @@ def film_episodes(
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
 
-        def on_last(obs: Tensor, ended: Tensor) -> None:
+        def write_frame(obs: Tensor, ended: Tensor) -> None:
             images = get_images(obs.numpy(), ended.numpy())
             if strip is not None:
                 large = [enlarge(image, side) for image in images]
@@ -79,14 +79,14 @@ def film_episodes(
             returns[inputs.first] = 0
             if drawing is not None:
                 strip = partial(drawing.draw, output, action, returns)
-            on_last(inputs.obs, torch.zeros_like(inputs.first))
+            write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
         def on_step(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
         played = run_agent(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=on_choice, on_step=on_step, on_last=on_last,
+            on_choice=on_choice, on_step=on_step, on_last=write_frame,
             precision=saved.config.compute.policy_precision,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)
