@@ -84,7 +84,7 @@ class Collector:
                 ratios are importance weights.
 
         Raises:
-            MemoryError: out of memory; the message names the option to lower.
+            MemoryError: memory is exhausted; the message names the option to lower.
             ValueError: a network has diverged.
         """
         with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):

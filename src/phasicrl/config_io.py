@@ -65,7 +65,7 @@ def pop_schema(tree: dict[str, Any]) -> None:
     """Remove the schema number from the content of a file.
 
     Raises:
-        ValueError: the number is another one, or missing.
+        ValueError: the schema number is another one, or missing.
     """
     if (schema := tree.pop("schema", "missing")) != SCHEMA:
         raise ValueError(
@@ -87,7 +87,7 @@ def read_text(path: Path) -> str:
     """Read a text file from an untrusted source.
 
     Raises:
-        ValueError: not a regular file, or not UTF-8 text.
+        ValueError: the file is not a regular one, or not UTF-8 text.
         OSError: the file cannot be read.
     """
     if not path.is_file() and path.exists():
@@ -103,7 +103,7 @@ def read_options(kind: type[T], path: Path) -> T:
 
     Raises:
         ValueError: the file has other content; the message names the file.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         return from_json(kind, read_text(path))
@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file of an untrusted source.
 
     Raises:
-        ValueError: not a regular file, or not a JSON object.
+        ValueError: the file is not a regular one, or holds no JSON object.
         OSError: the file cannot be read.
     """
     return _parse(read_text(path), str(path))

@@ -218,7 +218,7 @@ def join(*, device: str, timeout: float) -> Iterator[World]:
         timeout: seconds to wait for other processes, here and in every exchange.
 
     Raises:
-        RankError: not all processes connected in time.
+        RankError: some processes did not connect in time.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield SINGLE_PROCESS

@@ -341,7 +341,7 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
     """Apply a function to every leaf of a value that has the structure of `space`.
 
     Raises:
-        ValueError: a part is missing.
+        ValueError: the value lacks a part of the space.
     """
     if not _is_tree(space):  # the most frequent case, at every step of every environment
         return function(tree)

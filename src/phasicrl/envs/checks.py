@@ -87,7 +87,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
     """Make one environment, and return its spaces and its source of action masks.
 
     Raises:
-        ValueError: the spaces are not supported.
+        ValueError: the observation or action space is not supported.
         ImportError: the environment needs a package that is missing.
         EnvError: the result is not a Gymnasium environment, or it cannot be made or reset.
     """

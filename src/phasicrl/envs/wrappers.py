@@ -124,7 +124,7 @@ class HeuristicMask(_Wrapper):
         """Compute the masks of observations, and return the observations.
 
         Raises:
-            ValueError: the function's result is not a mask.
+            ValueError: the result of the heuristic is not a mask.
             EnvError: a mask allows nothing in a component.
         """
         given_mask, shape = self._envs.action_mask, (self.num_envs, self.mask_size)

@@ -158,7 +158,7 @@ class Executor:
         """Turn PyTorch's out-of-memory error into one that names options to change.
 
         Raises:
-            MemoryError: out of memory.
+            MemoryError: memory is exhausted; the message names the options.
         """
         try:
             yield

@@ -163,8 +163,8 @@ class TreeEncoder(nn.Module):
     and share dense layers. The features of all are concatenated.
 
     Raises:
-        ValueError: `model.encoder` is for images and there are none, or it is `mlp` and there are
-            some.
+        ValueError: `model.encoder` is for images, and there are none; or it is `mlp`, and there are
+            images.
     """
 
     def __init__(self, space: gym.Space[Any], config: ModelConfig, generator: Generator) -> None:

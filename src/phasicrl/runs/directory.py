@@ -116,7 +116,7 @@ class RunDirectory:
         """Configuration of the run.
 
         Raises:
-            ValueError: not a run directory, or the configuration cannot be read.
+            ValueError: the directory has no configuration, or one that cannot be read.
         """
         self._check()
         return read_options(Config, self.path / CONFIG_FILE)
@@ -128,9 +128,8 @@ class RunDirectory:
             given: custom objects, or None, by the names in `USER_OBJECTS`.
 
         Raises:
-            ValueError: not a run directory; the configuration cannot be read, or imports a module
-                that the user has not imported; a custom object is missing; or the directory
-                contains links.
+            ValueError: the configuration is missing, cannot be read, or imports a module that the
+                user has not imported; a custom object is missing; or the directory contains links.
         """
         self._check()
         self.check_special_files()
@@ -182,7 +181,7 @@ class RunDirectory:
                 a gigabyte; none returns all.
 
         Raises:
-            ValueError: not a run directory, no rows yet, or a line before the last is damaged.
+            ValueError: the directory has no metrics yet, or a line before the last is damaged.
         """
         rows: list[dict[str, float]] = []
         damaged, wanted, path = 0, {*names, *POSITION_FIELDS}, self.path / METRICS_FILE

@@ -151,8 +151,8 @@ def compare_runs(
         Scores, their means and intervals, measures over all environments, and missed bounds.
 
     Raises:
-        ValueError: runs that are too short, units of another task, or what `plot_runs` raises.
-        FileNotFoundError: no reference file.
+        ValueError: runs are too short, units are of another task, or what `plot_runs` raises.
+        FileNotFoundError: the reference file does not exist.
         ModuleNotFoundError: matplotlib is not installed, and a figure was requested.
     """
     if output is not None:
@@ -192,7 +192,7 @@ def compare_curves(
         target: see `compare_runs`.
 
     Raises:
-        ValueError: fewer than one step, curves that are too short, or units of another task.
+        ValueError: `at_steps` is below one, curves are too short, or units are of another task.
     """
     if at_steps is not None and at_steps < 1:
         raise ValueError(f"at_steps is {at_steps}; expected at least 1")
@@ -264,7 +264,7 @@ def _convert_units(curve: Curve, units: Units) -> Curve:
     """Convert a curve to units of its task.
 
     Raises:
-        ValueError: units of other tasks, or of another difficulty.
+        ValueError: the units are of other tasks, or of another difficulty.
     """
     if units == "raw":
         return curve

@@ -110,8 +110,8 @@ def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> 
     """Read the curves of run directories, in the order of their experiments.
 
     Raises:
-        ValueError: no runs, a folder that is not a run directory, runs without data for `metric`,
-            or runs of one experiment that share no steps.
+        ValueError: `runs` is empty, a folder is not a run directory, runs have no data for
+            `metric`, or runs of one experiment share no steps.
     """
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")

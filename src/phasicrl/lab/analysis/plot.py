@@ -69,9 +69,9 @@ def plot_runs(
         The written files.
 
     Raises:
-        ValueError: a folder that is not a run directory, runs without data for the metric, or a
-            reference without the metric, the game or a column.
-        FileNotFoundError: no reference file.
+        ValueError: a folder is not a run directory, runs have no data for the metric, or the
+            reference lacks the metric, the game or a column.
+        FileNotFoundError: the reference file does not exist.
         ModuleNotFoundError: matplotlib is not installed.
     """
     require_matplotlib()

@@ -82,9 +82,9 @@ def read_reference_curves(
         smooth_steps: window of a moving average, in environment steps.
 
     Raises:
-        ValueError: a file without the columns, or a reference without curves of the tasks (Procgen:
-            of the same difficulty) or without the metric.
-        FileNotFoundError: no such file.
+        ValueError: the file lacks a column, or the reference lacks the metric or curves of the
+            tasks (Procgen: of the same difficulty).
+        FileNotFoundError: the reference file does not exist.
     """
     if (name := str(reference)) not in REFERENCES:
         return [_read_curve(reference, ends)]

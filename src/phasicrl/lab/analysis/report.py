@@ -158,7 +158,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         The written file.
 
     Raises:
-        ValueError: no run, a run without data, or an output that is not an .html file.
+        ValueError: `runs` is empty, a run has no data, or the output is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
     jinja2 = import_optional("jinja2", "reports need jinja2")

@@ -52,8 +52,8 @@ def run_suite(
         on_trial: called with each run after its row is written.
 
     Raises:
-        ValueError: before training, an unknown suite or task, fewer than one job, or arms that
-            cannot be trained on a task; after it, no arm with a return of every seed.
+        ValueError: before training, a suite or task is unknown, `jobs` is below one, or arms cannot
+            be trained on a task; after it, no arm has a return of every seed.
         FailedTrialsError: some runs failed; all others have their rows.
     """
     if name not in SUITES:

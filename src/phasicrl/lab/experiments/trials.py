@@ -300,7 +300,7 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
     """Check that configurations can be trained: make environments and an agent of each.
 
     Raises:
-        ValueError: the message names the arm.
+        ValueError: an arm cannot be trained; the message names it.
     """
     for arm, config in arms:
         try:

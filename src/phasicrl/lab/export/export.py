@@ -89,8 +89,8 @@ def export_policy(
         user_objects: custom environments and encoder, see `evaluate`.
 
     Raises:
-        ValueError: not a run directory, no weights yet, a network that `torch.export` cannot
-            follow, or a file whose outputs differ from the agent's.
+        ValueError: `run_dir` is not a run directory or has no weights yet, `torch.export` cannot
+            follow the network, or the file's outputs differ from the agent's.
         ImportError: a package that the format needs is not installed.
     """
     if observations < 1:
@@ -212,7 +212,7 @@ def open_policy(path: Path) -> PolicyFile:
         path: a file of `export_policy`, or a run directory or package with one or two.
 
     Raises:
-        ValueError: no exported policy, or a file of another program.
+        ValueError: there is no exported policy, or another program wrote the file.
         ImportError: `onnxruntime` is missing.
     """
     names = [f"policy{suffix}" for suffix in SUFFIXES.values()]
@@ -274,7 +274,7 @@ def play_exported(
         user_objects: custom environments and encoder, see `evaluate`.
 
     Raises:
-        ValueError: not a run directory, no exported policy, or one for other spaces.
+        ValueError: `run_dir` is not a run directory, or there is no exported policy for its spaces.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")

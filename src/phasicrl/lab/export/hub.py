@@ -29,7 +29,7 @@ def push(
         Names of the uploaded files.
 
     Raises:
-        ValueError: not a package, or a changed package.
+        ValueError: the directory is not a package of `release`, or its files were changed.
         ImportError: `huggingface_hub` is missing.
     """
     hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")

@@ -62,7 +62,8 @@ def release(
         user_objects: custom environments and encoder, see `evaluate`.
 
     Raises:
-        ValueError: not a run directory, no weights yet, or an output directory that exists.
+        ValueError: a run is not a run directory or has no weights yet, or the output directory
+            exists.
     """
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")
@@ -141,7 +142,7 @@ def check_package(path: Path) -> list[str]:
     """Check that a package has exactly its listed files, unchanged; return their names.
 
     Raises:
-        ValueError: not a whole package.
+        ValueError: the directory is not a package, or its files differ from the list.
     """
     if not (path / HASHES_FILE).is_file():
         raise ValueError(f"{path} has no {HASHES_FILE}; expected a package of `phasicrl release`")

@@ -39,8 +39,8 @@ def film(
         The file and its episodes.
 
     Raises:
-        ValueError: not a run directory, a number or name out of its range, levels that the
-            environment does not have, or an environment that renders no images.
+        ValueError: `run_dir` is not a run directory, a number or name is out of its range, or the
+            environment lacks the levels or renders no images.
         ImportError: the video encoder is not installed.
     """
     if output is not None and output.suffix != ".mp4":

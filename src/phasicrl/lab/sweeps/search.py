@@ -62,7 +62,7 @@ def make_distribution(values: list[Any]) -> Any:
             list of choices.
 
     Raises:
-        ValueError: nothing between the bounds.
+        ValueError: the bounds have no number between them.
     """
     match values:
         case ["log" | "uniform" as scale, int(low), int(high)]:
@@ -93,8 +93,8 @@ def make_search(
         Number of new trials.
 
     Raises:
-        ValueError: seeds for reporting, nothing to search, values that cannot be trained, or
-            another sweep in the same directory. Nothing is written then.
+        ValueError: seeds are for reporting, there is nothing to search, values cannot be trained,
+            or the directory has another sweep. Nothing is written then.
         ImportError: Optuna is not installed.
     """
     if max(seeds, default=0) >= runner.FIRST_REPORT_SEED:

@@ -66,8 +66,8 @@ def make_sweep(
         Number of new trials.
 
     Raises:
-        ValueError: values that cannot be trained, seeds for choosing and seeds for reporting in one
-            sweep, or a search in the same directory. Nothing is written then.
+        ValueError: values cannot be trained, the sweep would have seeds for choosing and seeds for
+            reporting, or the directory has a search. Nothing is written then.
     """
     if (directory / SEARCH).exists():
         raise ValueError(f"{directory} has a search; choose another folder")
@@ -99,7 +99,7 @@ def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[s
     """Make an arm, name and configuration, for each combination of values.
 
     Raises:
-        ValueError: values that do not fit, or an environment whose module is not imported.
+        ValueError: values do not fit, or the module of an environment is not imported.
     """
     combinations = itertools.product(*values.values())
     arms = [apply_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
@@ -112,8 +112,8 @@ def apply_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Conf
     """Make the arm of some settings; its name has all of them but the environment.
 
     Raises:
-        ValueError: unknown options, options set by the sweep, or values that do not fit together;
-            the message names the arm.
+        ValueError: an option is unknown or set by the sweep, or values do not fit together; the
+            message names the arm.
     """
     changes = {path: tuple(x) if isinstance(x, list) else x for path, x in settings.items()}
     words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
@@ -140,7 +140,7 @@ def list_trials(directory: Path) -> list[Path]:
     """Return the directories of a sweep's trials, seed by seed.
 
     Raises:
-        ValueError: no trials.
+        ValueError: the directory has no trials.
     """
     folders = sorted(path.parent for path in directory.glob(f"*/{TRIAL}"))
     if not folders:
@@ -281,7 +281,7 @@ def get_status(directory: Path) -> list[TrialStatus]:
         directory: Directory of the sweep.
 
     Raises:
-        ValueError: not a sweep, or a damaged file.
+        ValueError: the directory is not a sweep, or a file in it is damaged.
     """
     return [_read_status(folder) for folder in list_trials(directory)]
 
