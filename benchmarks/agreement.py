@@ -43,7 +43,7 @@ sys.path.insert(0, str(HERE))
 
 from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder beside this file
 
-from phasicrl.system.provenance import commit  # noqa: E402
+from phasicrl.system.provenance import find_commit  # noqa: E402
 
 REFERENCES = {
     "openai-ppg": "https://github.com/openai/phasic-policy-gradient",
@@ -219,13 +219,17 @@ def describe(given: dict[str, Path]) -> dict[str, Any]:
             "repository": REFERENCES[name],
             "commit": f"version {version('stable_baselines3')}"
             if name == "sb3"
-            else commit(path) or "unknown",
+            else find_commit(path) or "unknown",
         }
         for name, path in given.items()
     }
     packages = ("torch", "numpy", "gymnasium", *(["gym"] if "cleanrl" in given else []))
     versions = {package: version(package) for package in packages}
-    return {"commit": commit(HERE) or "unknown", "versions": versions, "references": references}
+    return {
+        "commit": find_commit(HERE) or "unknown",
+        "versions": versions,
+        "references": references,
+    }
 
 
 def main(

@@ -25,7 +25,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.lab.experiments.batch_scale import scale_batch
 from phasicrl.lab.experiments.trials import ResultTable, Trial, run_missing_trials, vary_seed
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.run import Run
 
@@ -86,7 +86,7 @@ def measure(trial: Trial) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         train(replace(config, output_dir=folder), on_iteration=note)
     about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
-    made = {"commit": commit() or "unknown"}
+    made = {"commit": find_commit() or "unknown"}
     return [
         about | {"env_steps": str(steps), "return": f"{value:.5g}"} | made
         for steps, value in points

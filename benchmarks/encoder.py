@@ -25,7 +25,7 @@ from phasicrl.config import ModelConfig
 from phasicrl.execution import device
 from phasicrl.models.encoders import ImpalaCNN, autocast
 from phasicrl.system.machine import num_cores
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
@@ -85,7 +85,7 @@ def main(output: Path, /, repeats: int = 5) -> None:
         for repeat, case in itertools.product(range(repeats), CASES):
             words = [sys.executable, __file__, "--case", json.dumps(case)]
             found = json.loads(subprocess.check_output(words, text=True))
-            about = case | {"repeat": repeat, "commit": commit() or "unknown"}
+            about = case | {"repeat": repeat, "commit": find_commit() or "unknown"}
             for name, value in found.items():
                 writer.writerow(about | {"name": name, "value": f"{value:.5g}"})
             file.flush()

@@ -22,7 +22,7 @@ from time import perf_counter
 import tyro
 
 from phasicrl import get_preset, train
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 
 TRAIN = {
     "images": "train procgen-ppo --env.num-envs 1024 --ppo.num-steps 8 --total-env-steps 8192 "
@@ -76,7 +76,13 @@ def main(output: Path, /, repeats: int = 3) -> None:
         for _ in range(repeats):
             for what, (shown, words) in commands.items():
                 seconds, gigabytes = measure(words, folder)
-                row = [what, shown, f"{seconds:.1f}", f"{gigabytes:.2f}", commit() or "unknown"]
+                row = [
+                    what,
+                    shown,
+                    f"{seconds:.1f}",
+                    f"{gigabytes:.2f}",
+                    find_commit() or "unknown",
+                ]
                 writer.writerow(row)
                 file.flush()
                 print(*row, flush=True)

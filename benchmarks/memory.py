@@ -22,7 +22,7 @@ import tyro
 from phasicrl import get_preset
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.system.machine import processor
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.training.build import start_run
 
 
@@ -34,7 +34,7 @@ def peak_memory() -> int:
 def main(output: Path, /, preset: str = "procgen-ppg") -> None:
     """Fill the buffer, train on it once, and write the memory in use after each stage."""
     found: dict[str, object] = {
-        "preset": preset, "commit": commit() or "unknown", "processor": processor(),
+        "preset": preset, "commit": find_commit() or "unknown", "processor": processor(),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         config = get_preset(preset).with_updates(

@@ -30,7 +30,7 @@ from phasicrl.cli import parse_config
 from phasicrl.config import Config
 from phasicrl.distributed import World
 from phasicrl.system.machine import num_cores, processor
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.training.run import Run
 
 RUNS = {
@@ -122,7 +122,7 @@ def main(output: Path, /, presets: tuple[str, ...] = tuple(RUNS), rounds: int = 
                     row = measure_apart(name, processes)
                     row |= {key: f"{row[key]:.6g}" for key in ROUNDED}
                     row |= {"run": name, "processes": processes, "round": number}
-                    row |= {"processor": processor(), "commit": commit() or "unknown"}
+                    row |= {"processor": processor(), "commit": find_commit() or "unknown"}
                     table.writerow(row)
                     file.flush()
                     print(*row.values(), flush=True)

@@ -46,7 +46,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from phasicrl.system.machine import describe, num_cores, package_version, processor
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = (
@@ -385,7 +385,7 @@ def describe_machine(venvs: Path, folders: dict[str, Path | None]) -> dict[str, 
     """Return processor, cores, and the versions of ours and of the peers that are there."""
     found: dict[str, Any] = {
         **describe(), "mujoco": package_version("mujoco"), "threads": num_cores(),
-        "commit": commit(PEERS) or "unknown",
+        "commit": find_commit(PEERS) or "unknown",
     }  # fmt: skip
     for name in ("sb3", "cleanrl", "purejaxrl"):
         if not (python := venvs / name / "bin" / "python").exists():
@@ -393,7 +393,7 @@ def describe_machine(venvs: Path, folders: dict[str, Path | None]) -> dict[str, 
         words = [python, "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
         listed = json.loads(subprocess.check_output(words, text=True))
         found[name] = {x["name"]: x["version"] for x in listed if x["name"] in PACKAGES}
-    commits = {f"{name}'s folder": commit(path) for name, path in folders.items() if path}
+    commits = {f"{name}'s folder": find_commit(path) for name, path in folders.items() if path}
     return found | commits
 
 

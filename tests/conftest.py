@@ -18,7 +18,7 @@ import jaxtyping
 import pytest
 import torch
 
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.training import build, run
 from tests import helpers
 
@@ -45,10 +45,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _skip_slow_calls() -> Iterator[None]:
     """Ask git for the commit once, and flush no files: no test cuts the power."""
-    current = commit()
+    current = find_commit()
     with pytest.MonkeyPatch.context() as patch:
         for module in (build, run):
-            patch.setattr(module, "commit", lambda: current)
+            patch.setattr(module, "find_commit", lambda: current)
         patch.setattr(os, "fsync", lambda fd: None)
         yield
 
@@ -113,7 +113,7 @@ def _write_faults(path: Path) -> None:
     for name, what, tried, held in _FAULTS:
         sums = now.setdefault((name, what), [0, 0])
         sums[0], sums[1] = sums[0] + tried, sums[1] + held
-    rows = {key: (*key, *sums, commit()) for key, sums in now.items()}
+    rows = {key: (*key, *sums, find_commit()) for key, sums in now.items()}
     if path.is_file():
         with path.open(newline="") as file:
             before = [tuple(row) for row in csv.reader(file)][1:]

@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 from phasicrl.lab.export.package import release
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from tests.test_pages_run import small_presets
 from tests.test_results import rows_of
 from tools.figures import FIGURES, FOLDER
@@ -43,7 +43,7 @@ def run(script: ModuleType, *words: object) -> None:
 def columns(path: Path, *names: str) -> list[set[str]]:
     """The values in some columns of a table, in which every row has the commit of this code."""
     rows = rows_of(path)
-    made = (commit() or "unknown").removesuffix("-dirty")
+    made = (find_commit() or "unknown").removesuffix("-dirty")
     assert {row["commit"].removesuffix("-dirty") for row in rows} == {made}
     return [{row[name] for row in rows} for name in names]
 

@@ -16,7 +16,7 @@ import pytest
 
 from phasicrl import cli
 from phasicrl.algorithm import train
-from phasicrl.cli import all_commands, call, main, parse_config
+from phasicrl.cli import all_commands, main, parse_and_call, parse_config
 from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.experiments.run_suite import run_suite
 from phasicrl.presets import PRESETS, get_preset
@@ -172,7 +172,7 @@ def test_arguments_of_library_functions_are_read_from_their_signatures() -> None
         def stop(*args: Any, **more: Any) -> dict[str, Any]:
             return {"args": args, **more}
 
-        return call(wraps(function)(stop), "x", words.split())
+        return parse_and_call(wraps(function)(stop), "x", words.split())
 
     plotted = given(plot_runs, "a b --title T --smooth-steps 1e3")
     assert [*map(str, [*plotted["args"], *plotted.get("runs", [])])] or plotted

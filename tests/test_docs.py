@@ -139,15 +139,15 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
         def stop(*_: Any, **__: Any) -> None:
             raise Parsed
 
-        call(wraps(getattr(function, "func", function))(stop), *given)
+        parse_and_call(wraps(getattr(function, "func", function))(stop), *given)
 
     def parse_run(words: list[str], *given: Any) -> None:
         if not any(word == "RUN" or "$" in word or ".json" in word for word in words):
             read_run(words, *given)
         raise Parsed
 
-    call, read_run = cli.call, cli.parse_run
-    monkeypatch.setattr(cli, "call", parse)
+    parse_and_call, read_run = cli.parse_and_call, cli.parse_run
+    monkeypatch.setattr(cli, "parse_and_call", parse)
     monkeypatch.setattr(cli, "parse_run", parse_run)
     try:
         cli.run_command(words, cli.all_commands(), "phasicrl")

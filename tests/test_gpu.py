@@ -199,8 +199,8 @@ def test_the_parts_of_an_iterations_time_fit_into_it(device: str, tmp_path: Path
 def test_a_measurement_has_the_memory_of_the_device(device: str, tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux()).with_updates({"compute.device": device})
     report = measure_speed(config, seconds=0.01, make_env=corridor)
-    parts = min(report.get_steps_per_second("update"), report.get_steps_per_second("rollout"))
-    assert report.peak_gpu_memory > 0 and report.get_steps_per_second("whole loop") < parts
+    parts = min(report.get_speed("update"), report.get_speed("rollout"))
+    assert report.peak_gpu_memory > 0 and report.get_speed("whole loop") < parts
 
 
 PRESETS = product(("procgen-ppo", "procgen-ppg", "procgen-ppg-single"), ("fp32", "bf16"))

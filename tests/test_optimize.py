@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from phasicrl.optimize import Moments, adam_, clip_gradients, get_moments, restore_layout_, step_
+from phasicrl import optimize
+from phasicrl.optimize import AdamState, adam_, clip_gradients, get_adam_state, restore_layout_
 
 YES, OPTIONS = torch.tensor(True), {"betas": (0.9, 0.999), "eps": 1e-5}
 
@@ -20,15 +19,14 @@ def test_adam_is_pytorchs(fused: bool) -> None:
     theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
     optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5)
     first, second = ([torch.zeros_like(tensor) for tensor in ours] for _ in range(2))
-    state = Moments(first, second, [torch.zeros(()) for _ in ours])
+    state = AdamState(first, second, [torch.zeros(()) for _ in ours])
     for number in range(20):
         optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
         gradients = [torch.randn_like(tensor) * 10.0 ** (number % 5 - 3) for tensor in ours]
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
-        how: Any = {"rate": torch.tensor(rate), "apply_if": YES, "fused": fused}
-        adam_(ours, gradients, state, OPTIONS, **how)
+        adam_(ours, gradients, state, OPTIONS, rate=torch.tensor(rate), apply_if=YES, fused=fused)
         for parameter, tensor in zip(theirs, ours, strict=True):
             torch.testing.assert_close(tensor, parameter.detach(), rtol=1e-6, atol=1e-7)
 
@@ -41,7 +39,7 @@ def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(fused: bool) -
     """
     weight = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     gradient = torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
-    state = Moments([torch.zeros_like(weight)], [torch.zeros_like(weight)], [torch.zeros(())])
+    state = AdamState([torch.zeros_like(weight)], [torch.zeros_like(weight)], [torch.zeros(())])
     options = OPTIONS | {"eps": 1.0}
     adam_([weight], [gradient], state, options, rate=0.1, apply_if=YES, fused=fused)
     torch.testing.assert_close(state.first[0], 0.1 * gradient)
@@ -54,7 +52,7 @@ def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(fused: b
     everything = [torch.tensor(x) for x in ([1.0, 2.0], [0.5, -1.0], [0.3, 0.4], 7.0)]
     changed = [tensor.clone() for tensor in everything]
     (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
-    state, is_finite = Moments([mean], [square], [step]), gradient.norm().isfinite()
+    state, is_finite = AdamState([mean], [square], [step]), gradient.norm().isfinite()
     adam_([weight], [gradient], state, OPTIONS, rate=0.1, apply_if=is_finite, fused=fused)
     assert all(map(torch.equal, changed, everything))
 
@@ -73,7 +71,8 @@ def test_adam_in_both_precisions_and_with_both_epsilons(fused: bool, dtype: torc
         )
         steps = [torch.tensor(2.0), torch.tensor(5.0)]
         gradients = [torch.tensor([2.0], dtype=dtype) for _ in range(2)]
-        state, options = Moments(means, squares, steps), OPTIONS | {"eps": 0.5, "eps_hat": eps_hat}
+        state = AdamState(means, squares, steps)
+        options = OPTIONS | {"eps": 0.5, "eps_hat": eps_hat}
         adam_(weights, gradients, state, options, rate=0.1, apply_if=YES, fused=fused)
         assert [step.item() for step in steps] == [3, 6]
         exact = 1e-12 if dtype is torch.float64 else 1e-6
@@ -101,11 +100,11 @@ def test_a_step_moves_only_the_given_parameters_with_their_groups_rate() -> None
     a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
     optimizer = torch.optim.Adam([{"params": [a, b], "lr": 0.1}, {"params": [c], "lr": 0.01}])
     gradients: list[Tensor] = [torch.ones(1), -torch.ones(1)]
-    step_(optimizer, [c, a], gradients, apply_if=YES)
+    optimize.step_optimizer_(optimizer, [c, a], gradients, apply_if=YES)
     assert (a.item(), b.item(), c.item()) == (pytest.approx(0.1), 0, pytest.approx(-0.01))
-    assert b not in optimizer.state and get_moments(optimizer, [a]).steps[0].item() == 1
-    step_(optimizer, [a], [torch.full((1,), torch.inf)], apply_if=torch.tensor(False))
-    assert a.item() == pytest.approx(0.1) and get_moments(optimizer, [a]).steps[0].item() == 1
+    assert b not in optimizer.state and get_adam_state(optimizer, [a]).steps[0].item() == 1
+    optimize.step_optimizer_(optimizer, [a], [torch.full((1,), torch.inf)], apply_if=~YES)
+    assert a.item() == pytest.approx(0.1) and get_adam_state(optimizer, [a]).steps[0].item() == 1
 
 
 def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:

@@ -232,7 +232,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
     options = {"learning_rate": 3e-3, "schedule": "adaptive_kl", "schedule_kl": 3e-4}
     run = filled(with_ppo(tmp_path, num_minibatches=4, policy_epochs=3, value_epochs=2, **options))
     weight = torch.tensor([2.0, 0.0]).repeat(4, 4)
-    agent, make, rate = run.agent, run.executor.gradient_step, 3e-3
+    agent, make, rate = run.agent, run.executor.make_gradient_step, 3e-3
     behavior, found, expected = copy.deepcopy(agent), [], []
 
     def spied(loss: Any, settings: StepSettings) -> Any:
@@ -257,7 +257,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
 
         return checked
 
-    with patch.object(run.executor, "gradient_step", spied):
+    with patch.object(run.executor, "make_gradient_step", spied):
         learn_from(run, samples_of(run, weight))
     assert found == pytest.approx(expected) and len(found) == 12
     assert max(found) > 3e-3 and any(after < before for before, after in pairwise(found))
@@ -289,7 +289,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
         settings = StepSettings("policy", run.agent.param_groups(), frozen, None)
-        run.executor.gradient_step(loss, settings)(everything, NO_PENALTY)
+        run.executor.make_gradient_step(loss, settings)(everything, NO_PENALTY)
         gradients.append([p.grad.clone() for p in run.agent.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
@@ -308,9 +308,9 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
 
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
     loss = Large(run.agent, run.config.ppo, with_policy=True, with_value=True)
-    step = run.executor.gradient_step(loss, run.learner.step_settings("policy"))
+    step = run.executor.make_gradient_step(loss, run.learner.step_settings("policy"))
     minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
-    with patch.object(optimize, "step_", keep):
+    with patch.object(optimize, "step_optimizer_", keep):
         names, (seen, norm), weight = step(minibatch, NO_PENALTY)
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(norms).norm().item(), rel=1e-4)

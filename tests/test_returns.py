@@ -20,8 +20,8 @@ from phasicrl.returns import (
     gae,
     monte_carlo_return,
     n_step_return,
-    normalize,
 )
+from phasicrl.returns import normalize_advantages as normalize
 
 NAN = float("nan")
 

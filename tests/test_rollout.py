@@ -239,7 +239,7 @@ def test_the_buffer_fills_slot_by_slot_and_is_written_over_after_clear() -> None
 def test_rollouts_are_taken_out_and_loaded_back_by_name() -> None:
     old, new = make_buffer(num_actions=A).next_rollout(), make_buffer(num_actions=A).next_rollout()
     number(old)
-    new.load(old.tensors())
+    new.load_tensors(old.tensors())
     assert new.tensors().keys() == {field.name for field in dataclasses.fields(Rollout)}
     assert all(torch.equal(value, old.tensors()[name]) for name, value in new.tensors().items())
     assert "action_mask" not in make_buffer().rollouts.tensors()
@@ -250,4 +250,4 @@ def test_a_rollout_of_another_size_is_not_loaded() -> None:
     rollout = make_buffer().next_rollout()
     saved = {name: tensor[:1].clone() for name, tensor in rollout.tensors().items()}
     with pytest.raises(ValueError, match=r"shape \(1, "):
-        rollout.load(saved)
+        rollout.load_tensors(saved)

@@ -20,7 +20,7 @@ from phasicrl.cli import parse_config
 from phasicrl.envs.envpool import GAMES
 from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.references import read_reference_curves
-from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalize
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
@@ -420,7 +420,7 @@ def paper_early() -> Cells:
     curves = on_all_games("ppg-paper", *EARLY.values())
     for name, experiment in EARLY.items():
         scores = [
-            [normalize(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in MARKS]
+            [scale_score(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in MARKS]
             for curve in curves
             if curve.label == experiment
             for bounds in [PROCGEN_BOUNDS["hard"][game_of(curve)]]
@@ -436,7 +436,7 @@ def two_ppos() -> Cells:
         ("PPO of Baselines", on_all_games("baselines-final", "hard")),
     ):
         ends = {game_of(x): float(np.interp(1e8, x.steps, x.mean)) for x in curves}
-        scores = [normalize(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
+        scores = [scale_score(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
         yield name, f"{statistics.fmean(scores):.3f}", *(f"{ends[x]:.1f}" for x in sorted(GAMES))
 
 

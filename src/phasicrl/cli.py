@@ -154,20 +154,20 @@ def _make_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
         )  # fmt: skip
     if info.type is int:
         return PrimitiveConstructorSpec(
-            nargs=1, metavar="INT", instance_from_str=lambda words: _read_int(words[0]),
+            nargs=1, metavar="INT", instance_from_str=lambda words: _parse_int(words[0]),
             is_instance=lambda value: isinstance(value, int),
             str_from_instance=lambda value: [str(value)],
         )  # fmt: skip
     if info.type_origin is Mapping:
         return PrimitiveConstructorSpec(
-            nargs="*", metavar="KEY=VALUE …", instance_from_str=_read_pairs,
+            nargs="*", metavar="KEY=VALUE …", instance_from_str=_parse_pairs,
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [f"{key}={each}" for key, each in value.items()],
         )  # fmt: skip
     return None  # tyro's own rules
 
 
-def _read_int(word: str) -> int:
+def _parse_int(word: str) -> int:
     """Parse an integer, such as `3` or `1e6`."""
     try:
         return int(word)
@@ -178,20 +178,20 @@ def _read_int(word: str) -> int:
         return int(number)
 
 
-def _read_pairs(words: list[str]) -> dict[str, str]:
+def _parse_pairs(words: list[str]) -> dict[str, str]:
     """Parse `KEY=VALUE …`."""
     if wrong := [word for word in words if "=" not in word]:
         raise ValueError(f"an argument is {wrong[0]!r}; expected KEY=VALUE")
     return dict(word.split("=", 1) for word in words)
 
 
-def call(
+def parse_and_call(
     function: Callable[..., Any],
     prog: str,
     words: list[str],
     marker: Any = tyro.conf.PositionalRequiredArgs,
 ) -> Any:
-    """Call a library function with parsed arguments.
+    """Parse arguments by the signature of a library function, and call the function.
 
     Parameters that have no text form, such as functions, keep their defaults.
     """
@@ -304,7 +304,7 @@ def _resume(words: list[str]) -> None:
     from phasicrl.system.signals import handle_preemption
 
     with handle_preemption():
-        _print_run(call(resume, "resume", words))
+        _print_run(parse_and_call(resume, "resume", words))
 
 
 def _print_run(run: Run) -> None:
@@ -330,7 +330,7 @@ def _evaluate(words: list[str]) -> None:
     """Run episodes without training, and print their returns."""
     from phasicrl.training.evaluate import evaluate, generalization_gaps
 
-    results = call(evaluate, "evaluate", words)
+    results = parse_and_call(evaluate, "evaluate", words)
     print_evaluations(results)
     for policy, value in generalization_gaps(results).items():
         print(f"{policy}: {value:.2f} higher on training levels than on unseen ones")
@@ -366,7 +366,7 @@ def _preset_lines() -> list[str]:
 
 def _presets(words: list[str]) -> None:
     """List the presets: `phasicrl presets NAME` shows the source and the differences."""
-    call(_show_presets, "presets", words, tyro.conf.Positional)
+    parse_and_call(_show_presets, "presets", words, tyro.conf.Positional)
 
 
 def _show_presets(pattern: str = "") -> None:
@@ -405,7 +405,7 @@ def _envs(words: list[str]) -> None:
     """List the environments: `phasicrl envs PATTERN`."""
     from phasicrl.envs.make import list_envs
 
-    listings = call(list_envs, "envs", words, tyro.conf.Positional)
+    listings = parse_and_call(list_envs, "envs", words, tyro.conf.Positional)
     if not listings:
         raise ValueError(f"pattern is {words[0]!r}, which matches no id. `phasicrl envs` lists all")
     print_lines(listings)

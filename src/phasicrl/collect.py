@@ -97,7 +97,8 @@ class Collector:
                 if self.agent.state_size:
                     truncations = self._recompute_memory(rollout, truncations)
             if self._values_deferred or update_obs_norm_before_targets:
-                rollout.value.copy_(self.executor.infer(rollout.segments(), self._compute_value))
+                values = self.executor.infer_in_batches(rollout.segments(), self._compute_value)
+                rollout.value.copy_(values)
             self._fill_next_values(rollout, truncations)
         with self.executor.world.sync_errors("a rollout"):
             _require_finite(

@@ -49,16 +49,16 @@ def to_json(options: Any) -> str:
     return json.dumps(to_dict(options), indent=2)
 
 
-def from_json(kind: type[T], text: str) -> T:
-    """Parse the text of `to_json` into an instance of the dataclass `kind`.
+def from_json(options_type: type[T], text: str) -> T:
+    """Parse the text of `to_json` into an instance of the dataclass `options_type`.
 
     Raises:
         ConfigError: fields are unknown (the message suggests names), or values have wrong types.
         ValueError: the text is not JSON, or has another schema number.
     """
-    tree = _parse(text, "this")
+    tree = _parse_object(text, "this")
     pop_schema(tree)
-    return _from_tree(kind, tree, "")
+    return _from_tree(options_type, tree, "")
 
 
 def pop_schema(tree: dict[str, Any]) -> None:
@@ -98,15 +98,15 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
 
 
-def read_options(kind: type[T], path: Path) -> T:
-    """Read the file that `write_json` made from an instance of the dataclass `kind`.
+def read_options(options_type: type[T], path: Path) -> T:
+    """Read the file that `write_json` made from an instance of the dataclass `options_type`.
 
     Raises:
         ValueError: the file has other content; the message names the file.
         OSError: the file cannot be read.
     """
     try:
-        return from_json(kind, read_text(path))
+        return from_json(options_type, read_text(path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -118,10 +118,10 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: the file is not a regular one, or holds no JSON object.
         OSError: the file cannot be read.
     """
-    return _parse(read_text(path), str(path))
+    return _parse_object(read_text(path), str(path))
 
 
-def _parse(text: str, name: str) -> dict[str, Any]:
+def _parse_object(text: str, name: str) -> dict[str, Any]:
     """Parse a JSON object; `name` is the file's name in errors."""
     try:
         value = json.loads(text)
@@ -193,11 +193,11 @@ def suggest_name(given: str, known: Iterable[str]) -> str:
     return f" (did you mean {lower[close[0]]!r}?)" if close else ""
 
 
-def _from_tree(kind: type[T], tree: Any, path: str) -> T:
-    """Build an instance of the dataclass `kind` from nested dicts."""
+def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
+    """Build an instance of the dataclass `options_type` from nested dicts."""
     if not isinstance(tree, dict):
         raise ValueError(f"{path.rstrip('.')} is {tree!r}; expected an object")
-    hints, values, problems = _get_hints(kind), dict[str, Any](), list[str]()
+    hints, values, problems = _get_hints(options_type), dict[str, Any](), list[str]()
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
@@ -207,7 +207,7 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
             problems += error.problems if isinstance(error, ConfigError) else [str(error)]
     if problems:
         raise ConfigError(problems)
-    return kind(**values)
+    return options_type(**values)
 
 
 def _from_value(hint: Any, value: Any, path: str) -> Any:

@@ -175,7 +175,7 @@ class World:
         self._request = None
 
     def _raise_request(self, requests: list[BaseException | None]) -> None:
-        """Raise the error that the lowest requesting rank gave."""
+        """Raise the error of the lowest rank that requested an end, if any did."""
         for rank, request in enumerate(requests):
             if request is not None:
                 self.has_shared_error = True

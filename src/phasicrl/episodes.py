@@ -88,7 +88,7 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_episodes: bool = True) -> None:
-        """Restore `state_dict`; `same_episodes` is false if the environments started new ones."""
+        """Restore the result of `state_dict`; `same_episodes` is false after a new start."""
         if same_episodes:
             self._current = np.reshape(state["under_way"], self._current.shape).astype(float)
         self._finished.extend(state["finished"])

@@ -171,7 +171,7 @@ class Learner:
             self.agent.reader.update(rollout.obs, self.executor.world)
 
     def network_diagnostics(self, rollout: Rollout) -> Record:
-        """Measure dormant features and clipped observations, about 30 times per run."""
+        """Measure the fractions of dormant features and clipped inputs, about 30 times per run."""
         if (self.iteration - 1) % max(1, self.config.num_iterations // _NUM_DIAGNOSTICS):
             return {}
         stride = max(1, self.config.batch_size // _MIN_OBS)
@@ -252,14 +252,14 @@ class Learner:
 def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     """Make the optimizers, by name."""
 
-    def adam() -> Adam:
+    def make_adam() -> Adam:
         ppo = config.ppo
         groups = [{"params": each, "eps_hat": ppo.adam_eps_hat} for each in agent.param_groups()]
         return Adam(groups, lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps)
 
-    optimizers = {"policy": adam()}
+    optimizers = {"policy": make_adam()}
     if (False, True) in config.ppo.epoch_schedule:
-        optimizers["value"] = adam()
+        optimizers["value"] = make_adam()
     if config.has_auxiliary_phase:
-        optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
+        optimizers["aux"] = make_adam() if config.aux.optimizer == "own" else optimizers["policy"]
     return optimizers

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 
-class Moments(NamedTuple):
+class AdamState(NamedTuple):
     """Adam's state: running means of gradients and of their squares, and numbers of steps."""
 
     first: list[Tensor]
@@ -58,7 +58,7 @@ def clip_gradients(
     return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
-def step_(
+def step_optimizer_(
     optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, apply_if: Tensor
 ) -> None:
     """Make one eager step of Adam for some parameters, in place.
@@ -73,11 +73,11 @@ def step_(
     for group in optimizer.param_groups:
         if members := [p for p in group["params"] if id(p) in gradient_of]:
             grads = [gradient_of[id(parameter)] for parameter in members]
-            state = get_moments(optimizer, members)
+            state = get_adam_state(optimizer, members)
             adam_(members, grads, state, group, rate=group["lr"], apply_if=apply_if, fused=True)
 
 
-def get_moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
+def get_adam_state(optimizer: Adam, parameters: Sequence[Tensor]) -> AdamState:
     """Return Adam's state of some parameters, and create a zero state where there is none."""
     for parameter in parameters:
         if parameter not in optimizer.state:
@@ -85,7 +85,7 @@ def get_moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
             state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
     states = [optimizer.state[parameter] for parameter in parameters]
     names = ("exp_avg", "exp_avg_sq", "step")
-    return Moments(*([state[name] for state in states] for name in names))
+    return AdamState(*([state[name] for state in states] for name in names))
 
 
 def restore_layout_(optimizer: Adam) -> None:
@@ -105,7 +105,7 @@ def restore_layout_(optimizer: Adam) -> None:
 
 @torch.no_grad()
 def adam_(
-    parameters: list[Tensor], gradients: list[Tensor], state: Moments, options: Mapping[str, Any],
+    parameters: list[Tensor], gradients: list[Tensor], state: AdamState, options: Mapping[str, Any],
     *, rate: float | Tensor, apply_if: Tensor, fused: bool,
 ) -> None:  # fmt: skip
     """Make one step of Adam in place, as PyTorch's fused kernel does.

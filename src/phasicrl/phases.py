@@ -214,7 +214,7 @@ def compute_targets(
     elif ppo.advantage_norm == "batch":
         advantage = world.all_gather_cat(advantage)
         unbiased = ppo.advantage_std == "unbiased"
-        advantage = returns.normalize(advantage, unbiased=unbiased, weight=weight)
+        advantage = returns.normalize_advantages(advantage, unbiased=unbiased, weight=weight)
         advantage = advantage[world.local_slice(len(advantage))]
     weight = None if weight is None else weight[world.local_slice(len(weight))]
     return rollout.policy_samples(advantage, weight), record
@@ -234,21 +234,21 @@ def normalize_minibatches(
     if ppo.advantage_norm != "minibatch":
         return samples
 
-    def by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
+    def split_by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
         rows = values.flatten() if ppo.minibatch_by == "transitions" else values
         parts = world.all_gather_cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
-    advantage, unbiased = by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
-    weight = None if samples.weight is None else by_minibatch(samples.weight)
-    advantage = returns.normalize(advantage, unbiased=unbiased, rowwise=True, weight=weight)
+    raw, unbiased = split_by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
+    weight = None if samples.weight is None else split_by_minibatch(samples.weight)
+    advantage = returns.normalize_advantages(raw, unbiased=unbiased, rowwise=True, weight=weight)
     local = advantage.unflatten(1, (world.size, -1))[:, world.rank].reshape(len(order), -1)
     unshuffled = torch.empty_like(local)
     unshuffled[order] = local
     return dataclasses.replace(samples, advantage=unshuffled.view_as(samples.advantage))
 
 
-def _compute_targets(
+def _compute_learner_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
     """Compute advantages and value targets with the learner's options and moments."""
@@ -265,7 +265,7 @@ def _compute_targets_and_update_value_norm(
     scale.
     """
     agent, world = learner.agent, learner.executor.world
-    samples, record = _compute_targets(learner, rollout, reward)
+    samples, record = _compute_learner_targets(learner, rollout, reward)
     target = world.all_gather_cat(rollout.value_target)
     if samples.weight is not None:
         target = target[world.all_gather_cat(samples.weight) > 0]
@@ -273,7 +273,7 @@ def _compute_targets_and_update_value_norm(
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
-        samples, record = _compute_targets(learner, rollout, reward)
+        samples, record = _compute_learner_targets(learner, rollout, reward)
     return samples, record
 
 
@@ -313,7 +313,7 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
     def compute_value(segments: Samples) -> Tensor:
         return agent.value(segments.obs, segments.first, segments.state, precision=precision)
 
-    value = executor.infer(rollout.segments(), compute_value)
+    value = executor.infer_in_batches(rollout.segments(), compute_value)
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
@@ -376,14 +376,14 @@ def policy_phase(
         # Recompute advantages with the current value function, as in Tianshou.
         if epoch and ppo.recompute_advantages:
             recompute_values(agent, rollout, executor=executor)
-            samples, _ = _compute_targets(learner, rollout, reward)
+            samples, _ = _compute_learner_targets(learner, rollout, reward)
             samples = dataclasses.replace(samples, **old)
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
         loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
-        step = executor.gradient_step(loss, learner.step_settings(phase))
+        step = executor.make_gradient_step(loss, learner.step_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
-            _adapt_learning_rate(learner, minibatch, phase)
+            _adapt_to_minibatch_kl(learner, minibatch, phase)
             means.add(*step(minibatch, kl_coef))
             learner.update_proximal_policy(phase)
 
@@ -427,7 +427,7 @@ def _shuffled_minibatches(
 
 
 @torch.no_grad()
-def _adapt_learning_rate(
+def _adapt_to_minibatch_kl(
     learner: Learner, minibatch: Minibatch[PolicySamples], phase: Phase
 ) -> None:
     """With `adaptive_kl`, adapt the learning rate to the KL of the minibatch before its step.
@@ -486,7 +486,7 @@ def auxiliary_phase(
     samples = buffer.auxiliary_samples(progress.old_dist_params, num_last=last)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
-    step = executor.gradient_step(
+    step = executor.make_gradient_step(
         AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.step_settings("aux")
     )
     while progress.epoch < aux.epochs:
@@ -550,13 +550,12 @@ def compute_dist_params(
     `kl_phase` is the phase that later computes a KL divergence from these parameters: with another
     precision, the KL would be smallest where weights compensate for rounding.
     """
-    precision = executor.precision(kl_phase)
 
     def compute_params(segments: Samples) -> Tensor:
         inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
-        return agent.policy(*inputs, precision=precision)[0].dist_params
+        return agent.policy(*inputs, precision=executor.precision(kl_phase))[0].dist_params
 
-    return executor.infer(segments, compute_params, phase=kl_phase)
+    return executor.infer_in_batches(segments, compute_params, phase=kl_phase)
 
 
 @torch.no_grad()
@@ -566,12 +565,12 @@ def estimate_kl(
     """Estimate the mean of KL(behavior policy ‖ current policy) over samples of the rollout."""
     precision = executor.precision("policy")
 
-    def log_prob(segments: Samples) -> Tensor:
+    def compute_log_prob(segments: Samples) -> Tensor:
         assert isinstance(segments, PolicySamples)
         inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
-        policy, _ = agent.policy(*inputs, precision=precision)
-        return policy.log_prob(segments.action)
+        return agent.policy(*inputs, precision=precision)[0].log_prob(segments.action)
 
-    k1, k3 = objectives.approximate_kl(executor.infer(samples, log_prob), samples.old_log_prob)
+    log_prob = executor.infer_in_batches(samples, compute_log_prob)
+    k1, k3 = objectives.approximate_kl(log_prob, samples.old_log_prob)
     mean = float(objectives.weighted_mean(k1 if estimate == "k1" else k3, samples.weight))
     return executor.world.average_record({estimate: mean})[estimate]

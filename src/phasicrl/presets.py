@@ -80,20 +80,20 @@ _ON_BOTH = EvaluationConfig(every_iterations=50, episodes=64, policy="sampled", 
 
 
 def _generalization_presets(
-    kind: str, source: str, num_levels: int, total_env_steps: int, *bases: Config
+    difficulty: str, source: str, num_levels: int, total_env_steps: int, *bases: Config
 ) -> list[Preset]:
     """Return presets that train on some levels, and are evaluated on these and on all levels."""
     return [
         Preset(
             replace(
                 base,
-                name=f"{base.name.removesuffix('-paper')}-{kind}-{num_levels}",
+                name=f"{base.name.removesuffix('-paper')}-{difficulty}-{num_levels}",
                 env=replace(base.env, num_levels=num_levels),
                 evaluation=_ON_BOTH,
                 total_env_steps=total_env_steps,
             ),
-            f"{name} on {num_levels} {kind} levels, tested on all",
-            f"Procgen paper, generalization on {kind} levels{source}",
+            f"{name} on {num_levels} {difficulty} levels, tested on all",
+            f"Procgen paper, generalization on {difficulty} levels{source}",
             base.name,
         )
         for name, base in zip(("PPG", "PPO"), bases, strict=True)

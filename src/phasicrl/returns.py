@@ -199,7 +199,7 @@ def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*s
     return float(1 - (target - value).var(correction=0) / target.var(correction=0))
 
 
-def normalize(
+def normalize_advantages(
     advantage: Float[Tensor, "*shape"],
     *,
     unbiased: bool = False,

@@ -198,7 +198,7 @@ class Rollout:
         """Return the tensors by name, without those that are None."""
         return _tensors_of(self)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Copy saved tensors into the rollout.
 
         Raises:

@@ -310,7 +310,7 @@ class ActionLayout:
         return bool(is_batch and action.min() >= 0 and action.max() < self._num_choices[0])
 
     def _check_none(self, name: str, rows: np.ndarray, bad: np.ndarray, text: str) -> None:
-        """Raise an error about the first of actions `[B, K]` that is `bad` `[B, K]`.
+        """Raise an error about the first of actions `[B, K]` that is `bad` `[B, K]`, if any.
 
         In the text, `{last}` is the last choice of the component.
         """

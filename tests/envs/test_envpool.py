@@ -18,7 +18,7 @@ import torch
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as envpool_adapter
 from phasicrl.envs.bridge import RankEnvs
-from phasicrl.envs.envpool import EnvPoolEnv, import_envpool, make_calls, task_spaces
+from phasicrl.envs.envpool import EnvPoolEnv, get_task_spaces, import_envpool, make_calls
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.seeding import env_seeds
@@ -346,7 +346,7 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     raw = import_envpool().make_spec("FlatPack-v0").gymnasium_action_space
     assert isinstance(raw, gym.spaces.Box) and raw.dtype == np.int32
     np.testing.assert_array_equal(raw.high, [24, 3, 8, 8])
-    assert task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
+    assert get_task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
     # Three cleaners; four moves each, as its own mask says.
     envs = make("Cleaner-v0", num_envs=2)
     assert envs.action_space == gym.spaces.MultiDiscrete([4, 4, 4])

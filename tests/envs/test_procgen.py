@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import GAMES, procgen_task
+from phasicrl.envs.envpool import GAMES, resolve_procgen_task
 from phasicrl.envs.make import make_envs
 from tests.envs.test_make import needs_envpool, refused
 
@@ -18,7 +18,7 @@ def test_every_game_has_its_distributions() -> None:
     for game in GAMES:
         for mode in ("easy", "hard"):
             config = EnvConfig(distribution=mode)  # type: ignore[arg-type]
-            task_id, _ = procgen_task(game, config)
+            task_id, _ = resolve_procgen_task(game, config)
             assert task_id == f"{game.capitalize()}{mode.capitalize()}-v0"
     refused("distribution is memory; expected .* easy, hard$", id="bigfish", distribution="memory")
 

@@ -286,14 +286,14 @@ def test_a_step_that_does_not_fit_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception,
     remedy: str | None, changes: dict[str, Any], make_env: Callable[[], gym.Env[Any, Any]],
 ) -> None:  # fmt: skip
-    plain = executor_module.update_
+    plain = executor_module.clip_and_step_
 
     def full(settings: StepSettings) -> Any:
         if settings.phase == name:
             raise error
         return plain(settings)
 
-    monkeypatch.setattr(executor_module, "update_", full)
+    monkeypatch.setattr(executor_module, "clip_and_step_", full)
     with pytest.raises(MemoryError if remedy else RuntimeError, match=remedy or "something else"):
         train(setting(tmp_path, **changes), make_env=make_env)
 
@@ -415,7 +415,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         settings = replace(run.learner.step_settings("policy"), mean=mean if others else None)
         run.learner.start_iteration()
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
-        step = run.executor.gradient_step(loss, settings)
+        step = run.executor.make_gradient_step(loss, settings)
         order = torch.arange(len(samples))
         for minibatch in samples.minibatches(2, order, unit="segments"):
             names, values, _ = step(minibatch, torch.tensor(0.0))

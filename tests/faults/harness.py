@@ -155,7 +155,7 @@ def wait_for(
 def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """What a finished run leaves: the state of its last checkpoint and its rows, without times."""
     files = only_run(folder)
-    (state, chunks), rejected = load_checkpoint(files.checkpoint_folder, run=files.card["run"])
+    (state, chunks), rejected = load_checkpoint(files.checkpoint_folder, run_id=files.card["run"])
     assert not rejected and not list(files.checkpoint_folder.glob(".*")), "something is left over"
     config = Config.from_json(state.pop("config"))
     assert state.pop("env_steps") == config.total_env_steps

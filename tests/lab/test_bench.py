@@ -13,7 +13,7 @@ from phasicrl import algorithm, cli
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.lab import bench
 from phasicrl.lab.bench import measure_speed
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.training.build import start_run
 from tests.helpers import corridor, tiny, tiny_aux
 
@@ -59,9 +59,7 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     rates = {rate.name: rate for rate in report.rates}
     assert set(rates) == {"whole loop", "rollout", "update", "networks alone"}
     assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
-    assert report.get_steps_per_second("whole loop") < min(
-        report.get_steps_per_second("rollout"), report.get_steps_per_second("update")
-    )
+    assert report.get_speed("whole loop") < min(map(report.get_speed, ("rollout", "update")))
     assert report.config.total_env_steps == config.total_env_steps
     assert any("phases of 2 iterations instead of 4" in note for note in report.notes) == phases
     assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
@@ -131,7 +129,7 @@ def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (
         saved["config"]["env"]["num_envs"] == 2
         and saved["machine"]["torch"]
-        and saved["machine"]["commit"] == commit()
+        and saved["machine"]["commit"] == find_commit()
         and saved["share_of_limit"] > 0
     )
 

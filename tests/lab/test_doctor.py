@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from phasicrl.lab import doctor
-from phasicrl.lab.doctor import Check, check_machine, make_table
+from phasicrl.lab.doctor import Check, check_machine, make_check_table
 
 
 def text_of(checks: list[Check]) -> str:
     console = Console(file=io.StringIO(), width=160)
-    console.print(make_table(checks))
+    console.print(make_check_table(checks))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -41,7 +41,7 @@ def test_a_broken_package_has_a_remedy(
 ) -> None:
     monkeypatch.setattr(doctor, "PROBES", {"a probe": ("numpy", "all", code)})
     monkeypatch.setattr(doctor, "PROBE_SECONDS", 1.0 if "sleep" in code else 60.0)
-    check = doctor._probe("a probe")
+    check = doctor._run_probe("a probe")
     assert check.status == "broken" and found in check.found and remedy in check.remedy
     assert "broken" in text_of([check])
 
@@ -50,7 +50,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     probes = {each: (f"missing-{each}", extra, "") for each, extra in (("a", "lab"), ("b", None))}
     monkeypatch.setattr(doctor, "PROBES", probes)
     for name, (package, extra, _) in probes.items():
-        check = doctor._probe(name)
+        check = doctor._run_probe(name)
         remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
         assert (check.status, check.remedy) == ("missing", remedy)
 

@@ -109,12 +109,12 @@ def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
     """In any file of a checkpoint, the manifest and the file of the state included."""
     for steps in (1, 2):
         tree = {"which": steps, "x": torch.ones(3)}
-        save(tmp_path, steps, tree, chunks={"a": lambda: {"x": torch.ones(2)}}, run="a")
+        save(tmp_path, steps, tree, chunks={"a": lambda: {"x": torch.ones(2)}}, run_id="a")
     newest, numbers = tmp_path / "step-000000000002", random.Random(0)
 
     def is_read_as_it_was() -> bool:
         try:
-            tree, chunks = load_part(newest, run="a")
+            tree, chunks = load_part(newest, run_id="a")
         except Exception:
             return False
         assert_same([tree, chunks], [{"which": 2, "x": torch.ones(3)}, {"a": {"x": torch.ones(2)}}])
@@ -147,12 +147,12 @@ def test_a_copy_under_another_name_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_run_is_skipped(tmp_path: Path) -> None:
-    save(tmp_path, 1, {"which": "ours"}, run="a")
-    save(tmp_path, 2, {"which": "theirs"}, run="b")
-    (tree, _), (rejected,) = load_checkpoint(tmp_path, run="a")
+    save(tmp_path, 1, {"which": "ours"}, run_id="a")
+    save(tmp_path, 2, {"which": "theirs"}, run_id="b")
+    (tree, _), (rejected,) = load_checkpoint(tmp_path, run_id="a")
     assert tree["which"] == "ours" and "another run" in rejected
     with pytest.raises(CheckpointError, match="another run"):
-        load_checkpoint(tmp_path, run="c")
+        load_checkpoint(tmp_path, run_id="c")
 
 
 def test_no_usable_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:

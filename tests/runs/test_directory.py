@@ -20,7 +20,7 @@ from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
 from phasicrl.config_io import escape_control_chars, read_options
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.training.run import Run
 from tests.helpers import assert_same, corridor, tiny, tiny_aux
 
@@ -31,7 +31,7 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     assert files.config == files.load_config(make_env=corridor) == run.config
     card = files.card
     assert card["seed"] == 3 and card["env_steps"] == 128 and card["own"] == ["environment"]
-    assert card["versions"]["torch"] == torch.__version__ and card["commit"] == commit()
+    assert card["versions"]["torch"] == torch.__version__ and card["commit"] == find_commit()
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
     assert_same(files.weights(), run.agent.state_dict())

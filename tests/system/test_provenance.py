@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 
 
 def git(folder: Path, *words: str) -> str:
@@ -30,20 +30,20 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_a_checkout_names_its_commit_and_says_when_it_was_changed(checkout: Path) -> None:
     package, head = checkout / "src" / "package", git(checkout, "rev-parse", "--short", "HEAD")
-    assert commit(package) == commit(checkout) == head
+    assert find_commit(package) == find_commit(checkout) == head
     git(checkout, "tag", "--annotate", "v1", "--message", "a release")
-    assert commit(package) == head
+    assert find_commit(package) == head
     (package / "__init__.py").write_text("changed")
-    assert commit(package) == f"{head}-dirty"
+    assert find_commit(package) == f"{head}-dirty"
 
 
 def test_a_folder_that_no_repository_tracks_has_no_commit(checkout: Path, tmp_path: Path) -> None:
     """An installed package: alone, or in an environment inside another project's checkout."""
     for installed in (tmp_path / "lib" / "package", checkout / ".venv" / "lib" / "package"):
         installed.mkdir(parents=True)
-        assert commit(installed) is None
+        assert find_commit(installed) is None
 
 
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert commit(checkout) is None
+    assert find_commit(checkout) is None

@@ -10,7 +10,7 @@ import pytest
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.training.build import start_run
-from phasicrl.training.unused import unused_options
+from phasicrl.training.unused import find_unused_options
 from tests.helpers import corridor, tiny
 
 CORRIDOR: dict[str, dict[str, Any]] = {
@@ -58,4 +58,4 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
     config = get_preset(name)
     envs = make_envs(config.env, seed=0, num_envs=1)
     envs.close()
-    assert unused_options(config, envs, resolve(config.env.id)[0]) == {}
+    assert find_unused_options(config, envs, resolve(config.env.id)[0]) == {}

@@ -90,15 +90,15 @@ class EpisodeActions:
         self._lengths += 1
         self._lengths[ended] = 0
 
-    def state(self) -> tuple[np.ndarray, np.ndarray]:
+    def get_state(self) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the last T actions `[T, B, …]` and of the current lengths `[B]`.
 
         T is the length of the longest current episode.
         """
         return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
 
-    def load(self, actions: np.ndarray, lengths: np.ndarray) -> None:
-        """Restore the result of `state`."""
+    def set_state(self, actions: np.ndarray, lengths: np.ndarray) -> None:
+        """Restore the result of `get_state`."""
         self._end = len(actions)
         if self._end > len(self._rows):
             self._rows = np.zeros_like(actions)
@@ -156,7 +156,7 @@ class NumpyVectorEnv:
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
-        obs, mask = self._call("reset()", self.reset_seconds, self._reset)
+        obs, mask = self._guard("reset()", self.reset_seconds, self._reset)
         self._episodes.clear()
         self._num_steps = 0
         return self._set_current(obs, mask)
@@ -169,7 +169,7 @@ class NumpyVectorEnv:
         mask = None if self.action_mask is None else self.action_mask.numpy()
         self._actions.check(self.name, actions, self.num_envs, action_mask=mask)
         self._num_steps += 1
-        step: NumpyStep = self._call("step()", self.step_seconds, self._step, actions)
+        step: NumpyStep = self._guard("step()", self.step_seconds, self._step, actions)
         if self.exact_state == "replay":
             self._episodes.add(actions, step.terminated | step.truncated)
         tensor = torch.from_numpy
@@ -191,7 +191,7 @@ class NumpyVectorEnv:
         """
         if self.exact_state != "replay" or self._obs is None or None in (starts := self._starts()):
             return None
-        actions, lengths = map(torch.from_numpy, self._episodes.state())
+        actions, lengths = map(torch.from_numpy, self._episodes.get_state())
         current = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
         return {"starts": starts, "actions": actions, "lengths": lengths} | current
 
@@ -201,9 +201,9 @@ class NumpyVectorEnv:
         Raises:
             EnvError: the replay leads to other observations than those in the state.
         """
-        self._episodes.load(state["actions"].numpy(), state["lengths"].numpy())
+        self._episodes.set_state(state["actions"].numpy(), state["lengths"].numpy())
         parts = state["starts"], self._episodes.split()
-        obs, mask = self._call("replay", 2 * self.reset_seconds, self._replay, *parts)
+        obs, mask = self._guard("replay", 2 * self.reset_seconds, self._replay, *parts)
         is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not is_same or not np.array_equal(obs, state["obs"].numpy()):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
@@ -224,7 +224,7 @@ class NumpyVectorEnv:
     _starts: Callable[[], list[Any]]
     _replay: Callable[[list[Any], list[np.ndarray]], FirstObs]
 
-    def _call(self, call: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
+    def _guard(self, call: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the subclass under a deadline, and close if it fails."""
         self._watchdog.call = call, seconds
         try:
@@ -240,7 +240,7 @@ class NumpyVectorEnv:
         self.action_mask = None if mask is None else torch.from_numpy(mask)
         return torch.from_numpy(obs)
 
-    def _store(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
+    def _pack_and_check(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
         """Pack and check observations of the environments `env_ids`; None for all."""
         try:
             stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
@@ -258,7 +258,7 @@ class NumpyVectorEnv:
         """
         if invalid := self._layout.find_invalid(stored):
             index = invalid[0] if env_ids is None else int(env_ids[invalid[0]])
-            self._fail(index, call, f"returned {invalid[1]}")
+            self._raise_error(index, call, f"returned {invalid[1]}")
         return stored
 
     def _check_reward(self, reward: np.ndarray) -> np.ndarray:
@@ -270,9 +270,9 @@ class NumpyVectorEnv:
         is_finite = np.abs(reward) <= _LARGEST
         if not is_finite.all():
             text = f"returned a reward that is not finite: {reward}"
-            self._fail(int(np.argmin(is_finite)), "step", text)
+            self._raise_error(int(np.argmin(is_finite)), "step", text)
         return reward.astype(np.float32, copy=False)
 
-    def _fail(self, index: int, call: str, text: str) -> NoReturn:
+    def _raise_error(self, index: int, call: str, text: str) -> NoReturn:
         location = f"{self.name}: environment {index}, {call}() at step {self._num_steps}"
         raise EnvError(f"{location} {text}; {self.remedy}")

@@ -97,7 +97,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
             given = f"returned an object of type {type(env).__name__}"
             raise Invalid(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
     with contextlib.closing(env):
-        properties = read_spaces(name, env.observation_space, env.action_space)
+        properties = make_properties(name, env.observation_space, env.action_space)
         source = properties.mask_source
         if source is None and count_choices(properties.action_space):
             if env.has_wrapper_attr("action_masks"):
@@ -109,8 +109,8 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         return replace(properties, mask_source=source, use_masks=use_masks)
 
 
-def read_spaces(name: str, space: Any, actions: Any) -> EnvProperties:
-    """Return the interface of environments with these observation and action spaces.
+def make_properties(name: str, space: Any, actions: Any) -> EnvProperties:
+    """Make the properties of environments with these observation and action spaces.
 
     Raises:
         ValueError: a space is missing or not supported.
@@ -175,7 +175,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         restarted: dict[str, str] = {}
         while True:
             try:
-                obs, mask = self._begin(seed)
+                obs, mask = self._start_episode(seed)
                 return obs, mask | restarted
             except (Exception, SystemExit) as error:
                 failure = self._make_error("reset", error)
@@ -197,8 +197,8 @@ class CheckedEnv(gym.Env[Any, Any]):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
                 raise Invalid(f"returned {ends}; expected True or False")
             # The mask of a final observation is not used.
-            mask = {} if terminated or truncated else self._mask(obs, info)
-            self._last_obs = self._store(obs)
+            mask = {} if terminated or truncated else self._make_mask_info(obs, info)
+            self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
             failure = self._make_error("step", error)
@@ -207,7 +207,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         self.close()
         return self._last_obs, 0.0, False, True, {"restarted": str(failure)}
 
-    def replay_path(self) -> str | None:
+    def get_episode_start(self) -> str | None:
         """Return the state from which another environment can start this episode, as JSON.
 
         It contains the last seed and the state of the random generator at the start of the episode,
@@ -223,22 +223,22 @@ class CheckedEnv(gym.Env[Any, Any]):
         except TypeError:
             return None
 
-    def restore(self, paths: Sequence[str], actions: Sequence[np.ndarray]) -> ObsInfo:
-        """Replay an episode, and return its current observation and `info`.
+    def restore(self, starts: Sequence[str], actions: Sequence[np.ndarray]) -> ObsInfo:
+        """Replay this environment's episode, and return its current observation and `info`.
 
         Args:
-            paths: results of `replay_path` of all environments.
+            starts: results of `get_episode_start` of all environments.
             actions: actions `[L, …]` of the current episodes of all environments.
         """
         # A restart would lead to another state.
         restarts, self._restarts = self._restarts, False
-        start, remaining = json.loads(paths[self.env_index]), actions[self.env_index]
+        start, remaining = json.loads(starts[self.env_index]), actions[self.env_index]
         obs, info = self.reset(seed=start["seed"])
         if "state" in start:
             with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):
                 set_state, remaining = self.env.get_wrapper_attr("set_state"), []
                 env_obs, info = check_tuple(set_state(start["state"]), 2)
-                obs, info = self._store(env_obs), self._mask(env_obs, info)
+                obs, info = self._pack_copy(env_obs), self._make_mask_info(env_obs, info)
         elif start["generator"] is not None:
             self.env.unwrapped.np_random.bit_generator.state = start["generator"]
             obs, info = self.reset()
@@ -254,7 +254,7 @@ class CheckedEnv(gym.Env[Any, Any]):
                 self.env.close()
         self.env = None
 
-    def _begin(self, seed: int | None) -> ObsInfo:
+    def _start_episode(self, seed: int | None) -> ObsInfo:
         """Start an episode, in a new environment if there is none."""
         if self.env is None:
             if seed is None and self._seed is not None:  # replaces a failed environment
@@ -268,10 +268,10 @@ class CheckedEnv(gym.Env[Any, Any]):
         else:
             self._seed = seed
         obs, info = check_tuple(self.env.reset(seed=seed), 2)
-        self._last_obs = self._store(obs)
-        return self._last_obs, self._mask(obs, info)
+        self._last_obs = self._pack_copy(obs)
+        return self._last_obs, self._make_mask_info(obs, info)
 
-    def _store(self, obs: Any) -> np.ndarray:
+    def _pack_copy(self, obs: Any) -> np.ndarray:
         """Return a packed copy of an observation."""
         try:
             space = self._properties.observation_space
@@ -280,7 +280,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         except ValueError as error:
             raise Invalid(f"returned a wrong observation: {error}") from None
 
-    def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
+    def _make_mask_info(self, obs: Any, info: Any) -> dict[str, Any]:
         """Return the mask of an observation as an `info`; empty without masks."""
         source = self._properties.mask_source
         if not self._properties.use_masks:

@@ -101,7 +101,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         self._is_procgen = family == PROCGEN
         self.exact_state: ExactState = "replay" if _is_replayable(family, options) else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
-        spaces = task_spaces(task_id, options)
+        spaces = get_task_spaces(task_id, options)
         check_spaces(name, *spaces)
         # Synchronizing a second thread takes longer than a step of these.
         is_fast = family in ("envpool.classic_control", "envpool.toy_text")
@@ -124,7 +124,7 @@ class EnvPoolEnv(NumpyVectorEnv):
     def _reset(self) -> tuple[np.ndarray, None]:
         obs, _ = self._pool.reset()
         self._num_resets += 1
-        return self._store(obs, "reset"), None
+        return self._pack_and_check(obs, "reset"), None
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         if self._pool_threads and (core := self._current_core()) != self._core:
@@ -133,7 +133,7 @@ class EnvPoolEnv(NumpyVectorEnv):
                 with suppress(OSError):  # a thread that has ended
                     os.sched_setaffinity(thread, {core})
         obs, reward, terminated, truncated, info = self._step_pool(self._actions.unflatten(action))
-        obs, reward = self._store(obs, "step"), self._check_reward(reward)
+        obs, reward = self._pack_and_check(obs, "step"), self._check_reward(reward)
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
@@ -148,7 +148,7 @@ class EnvPoolEnv(NumpyVectorEnv):
 
     def _reset_envs(self, obs: np.ndarray, ended: np.ndarray) -> None:
         """Reset the environments that `ended` `[B]`, and write their observations into `obs`."""
-        obs[ended] = self._store(self._reset_pool(ended), "reset", np.flatnonzero(ended))
+        obs[ended] = self._pack_and_check(self._reset_pool(ended), "reset", np.flatnonzero(ended))
         self._num_resets[ended] += 1
 
     def _starts(self) -> list[int]:
@@ -165,7 +165,7 @@ class EnvPoolEnv(NumpyVectorEnv):
             env_ids = np.flatnonzero(lengths > t).astype(np.int32)
             action = self._actions.unflatten(np.stack([actions[env][t] for env in env_ids]))
             stepped, *_ = self._pool.step(np.asarray(action).astype(dtype, copy=False), env_ids)
-            obs[env_ids] = self._store(stepped, "step", env_ids)
+            obs[env_ids] = self._pack_and_check(stepped, "step", env_ids)
         return obs, None
 
     def _close(self) -> None:
@@ -227,7 +227,7 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
 
 @functools.cache
 def get_family_by_task() -> dict[str, str]:
-    """Return the family (package) of each EnvPool task by its id: `envpool.mujoco.gym`."""
+    """Return the family, such as the package `envpool.atari`, of each EnvPool task by its id."""
     import_envpool()
     registration = importlib.import_module("envpool.registration")
     return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
@@ -239,7 +239,7 @@ def make_spec(task_id: str, options: Mapping[str, Any] | None = None) -> Any:
     return envpool.make_spec(task_id, **(options or {}))
 
 
-def task_spaces(
+def get_task_spaces(
     task_id: str, options: dict[str, Any] | None = None
 ) -> tuple[gym.Space[Any], gym.Space[Any]]:
     """Return the observation and action space of a task, with `MultiDiscrete` for integer actions.
@@ -258,7 +258,7 @@ def task_spaces(
     return space, actions
 
 
-def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, Any]:
+def convert_task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, Any]:
     """Convert the given options of a task to EnvPool's types.
 
     Raises:
@@ -273,17 +273,17 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     return options
 
 
-def procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, Any]]:
+def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, Any]]:
     """Return EnvPool's id of a game, such as `StarpilotEasy-v0`, and its options.
 
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    task_id, modes = _task_id(game, config.distribution), distributions(game, get_family_by_task())
+    modes, task_id = distributions(game, get_family_by_task()), _task_id(game, config.distribution)
     if config.distribution not in modes:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
         raise ValueError(f"{given}; expected one of {', '.join(modes)}")
-    options = task_options(task_id, config.options)
+    options = convert_task_options(task_id, config.options)
     if config.distribution == "exploration" and (config.num_levels or "start_level" in options):
         given = f"procgen:{game}: env.distribution is exploration, which is one fixed level"
         raise ValueError(f"{given}; expected neither env.num_levels nor start_level in env.options")

@@ -76,7 +76,7 @@ class GymnasiumEnv(NumpyVectorEnv):
     def _reset(self) -> FirstObs:
         obs, info = self._vector.reset(seed=self._seeds)
         self._seeds = None  # seeds are for the first reset only
-        self._count_restarts(info)
+        self._count_step_restarts(info)
         made = {id(guard.env.unwrapped) for guard in getattr(self._vector, "envs", ())}
         if 0 < len(made) < self.num_envs:
             given = f"{self.name}: make_env() returned the same environment twice"
@@ -96,12 +96,12 @@ class GymnasiumEnv(NumpyVectorEnv):
             self._check_obs(obs, "step")
         except EnvError as error:
             return self._restart_all(error)
-        restarts = self._count_restarts(info)
+        restarts = self._count_step_restarts(info)
         return NumpyStep(obs, reward, terminated, truncated, final_obs, info.get(MASK), restarts)
 
     def _starts(self) -> list[Any]:
         try:
-            return list(self._vector.call("replay_path"))
+            return list(self._vector.call("get_episode_start"))
         except ProcessLostError:  # the next step raises it again
             return [None] * self.num_envs
 
@@ -131,7 +131,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         info = {"restarts": np.full(self.num_envs, num_restarts), "cut": cut}
         return NumpyStep(obs, np.zeros(self.num_envs, np.float32), ~cut, cut, last_obs, mask, info)
 
-    def _count_restarts(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
+    def _count_step_restarts(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the number of restarts in a step, and whether they cut the episode, `[B]` each.
 
         Empty if `env.max_restarts` is 0.

@@ -81,9 +81,9 @@ def make_envs(
 
 def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> NumpyVectorEnv:
     if backend == "procgen":
-        task_id, options = envpool.procgen_task(name, config)
+        task_id, options = envpool.resolve_procgen_task(name, config)
     else:
-        task_id, options = name, envpool.task_options(name, config.options)
+        task_id, options = name, envpool.convert_task_options(name, config.options)
     try:
         return envpool.EnvPoolEnv(task_id, f"{backend}:{name}", options, config.num_threads, local)
     except (RuntimeError, TypeError) as error:
@@ -155,7 +155,7 @@ def episode_limit(config: EnvConfig) -> int | None:
     if backend == "procgen":
         return None
     if backend == "envpool":
-        options = envpool.task_options(name, config.options)
+        options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
     given = config.options.get("max_episode_steps")
     limit = gym.registry[name.rpartition(":")[2]].max_episode_steps if given is None else int(given)

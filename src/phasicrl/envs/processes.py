@@ -51,15 +51,15 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments; return first observations `[B, …]` and infos."""
-        return self._finish(RESET_SECONDS, self.reset_wait, self.reset_async, seed, options)
+        return self._request(RESET_SECONDS, self.reset_wait, self.reset_async, seed, options)
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments; return the five results of `VectorEnv.step`."""
-        return self._finish(STEP_SECONDS, self.step_wait, self.step_async, actions)
+        return self._request(STEP_SECONDS, self.step_wait, self.step_async, actions)
 
     def call(self, name: str, *args: Any, **_: Any) -> tuple[Any, ...]:
         """Call a method of every environment, and return the results in order."""
-        return self._finish(RESET_SECONDS, self.call_wait, self.call_async, name, *args)
+        return self._request(RESET_SECONDS, self.call_wait, self.call_async, name, *args)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End all processes; kill those that are still alive after the timeout."""
@@ -76,7 +76,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         if not all(successes):
             raise self.error_queue.get()[2]
 
-    def _finish(
+    def _request(
         self, seconds: int, receive: Callable[[], Any], send: Callable[..., Any], *args: Any
     ) -> Any:
         """Send a call to all processes, and wait `seconds` for the results.

@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
-from phasicrl.envs.checks import MASK, Invalid, check_tuple, convert_errors, read_spaces
+from phasicrl.envs.checks import MASK, Invalid, check_tuple, convert_errors, make_properties
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import count_choices
 
@@ -55,7 +55,7 @@ class CustomVectorEnv(NumpyVectorEnv):
                 raise Invalid(f"{text}; expected a VectorEnv of {num_envs} environments")
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
-        properties = read_spaces(name, *spaces)
+        properties = make_properties(name, *spaces)
         self._widths = count_choices(properties.action_space)
         with convert_errors(f"{name}: reset()"):
             obs, info = self._reset_vector(seed=local.seed + local.first_env)
@@ -69,13 +69,13 @@ class CustomVectorEnv(NumpyVectorEnv):
         with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._first = self._first or self._reset_vector(), None
             rows = np.ones(self.num_envs, bool)
-            return self._store(obs, "reset").copy(), self._read_mask(obs, info, rows)
+            return self._pack_and_check(obs, "reset").copy(), self._read_mask(obs, info, rows)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         with convert_errors(f"{self.name}: step()"):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
-            stored, info = self._store(obs, "step").copy(), info or {}
+            stored, info = self._pack_and_check(obs, "step").copy(), info or {}
             kinds = zip((np.float32, bool, bool), (reward, terminated, truncated), strict=True)
             reward, terminated, truncated = rows = [np.array(row, kind) for kind, row in kinds]
             if any(row.shape != (self.num_envs,) for row in rows):
@@ -90,11 +90,11 @@ class CustomVectorEnv(NumpyVectorEnv):
             if self._mode is AutoresetMode.SAME_STEP:
                 mask = self._read_mask(obs, info, np.ones(self.num_envs, bool))
                 finals = self._final_obs(info, ended)
-                final_obs[ended] = self._store(finals, "step", np.flatnonzero(ended))
+                final_obs[ended] = self._pack_and_check(finals, "step", np.flatnonzero(ended))
             else:
                 mask = self._read_mask(obs, info, ~ended)
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
-                first = self._store(obs, "reset")
+                first = self._pack_and_check(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
                     text = "resets all environments in reset(options={'reset_mask': …})"
                     raise Invalid(f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP")

@@ -30,7 +30,7 @@ class Watchdog:
         threading.Thread(target=self._count_seconds, daemon=True, name="env-watchdog").start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that watches calls."""
         self._closed.set()
 
     def _count_seconds(self) -> None:

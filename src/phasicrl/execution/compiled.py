@@ -60,7 +60,7 @@ class _Caller(nn.Module):
         self.module = module
 
     def forward(self, function: Callable[[], Any]) -> Any:
-        """Call the function."""
+        """Call a function, which uses the module."""
         return function()
 
 
@@ -88,6 +88,5 @@ def compile_inference(
         return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
-        copies = [tensor.clone() for tensor in inputs]
-        compiled = compile_for(call_with_weights, [*weights, *copies])
+        compiled = compile_for(call_with_weights, [*weights, *(x.clone() for x in inputs)])
     return lambda *inputs: compiled(*weights, *inputs)

@@ -16,7 +16,7 @@ from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.execution.compiled import compile_for_gpu, compile_inference
 from phasicrl.execution.core_lock import CoreLock
 from phasicrl.execution.plan import Phase, Plan
-from phasicrl.execution.step import CompiledUpdate, Loss, StepMetrics, StepSettings, update_
+from phasicrl.execution.step import CompiledUpdate, Loss, StepMetrics, StepSettings, clip_and_step_
 from phasicrl.rollout import Minibatch, Samples
 
 S = TypeVar("S", bound=Samples)
@@ -74,7 +74,7 @@ class Executor:
             piece = samples.take(slice(start, start + size))
             yield piece, len(piece) / len(samples)
 
-    def infer(
+    def infer_in_batches(
         self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy"
     ) -> Tensor:
         """Apply a function of the networks without gradient to segments `[S, L, …]`, in batches."""
@@ -101,7 +101,7 @@ class Executor:
 
         Args:
             function: function that uses a module; the key of its compiled code, so that every call
-            must pass the same object.
+                must pass the same object.
             module: module whose parameters and buffers are used.
             inputs: tensors, of equal shapes in all calls.
         """
@@ -120,7 +120,7 @@ class Executor:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> Callable[..., tuple[Tensor, ...]] | None:
-        """Compile a function; return None if that fails or its results differ."""
+        """Compile a function; return None if that fails, or its results differ from eager ones."""
         if self.plan.on_gpu:
             compiled = compile_for_gpu(function)
             # Copy the outputs, because the next call overwrites them.
@@ -138,8 +138,8 @@ class Executor:
         self.log(f"acting is compiled ({perf_counter() - start:.0f} s)")
         return call
 
-    def gradient_step(self, loss: Loss[S], settings: StepSettings) -> EagerStep:
-        """Return a function that makes a gradient step on the mean loss of a minibatch.
+    def make_gradient_step(self, loss: Loss[S], settings: StepSettings) -> EagerStep:
+        """Make a function that makes a gradient step on the mean loss of a minibatch.
 
         Args:
             loss: loss to minimize.
@@ -188,7 +188,7 @@ class EagerStep:
         self._remedy = f"a larger {'aux' if settings.phase == 'aux' else 'ppo'}.num_minibatches"
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
-        """Make the step."""
+        """Make a gradient step on a minibatch, and return its metrics."""
         executor, settings, rows, terms = self.executor, self.settings, [], {}
         with executor.explain_oom("a gradient step", self._remedy):
             settings.optimizer.zero_grad(set_to_none=True)
@@ -198,7 +198,7 @@ class EagerStep:
                     value, terms = self._loss(piece, *coefficients)
                     (value * share).backward()
                 rows.append(torch.stack([term.detach() for term in terms.values()]) * share)
-            values = torch.cat([sum(rows[1:], rows[0]), update_(settings).reshape(1)])
+            values = torch.cat([sum(rows[1:], rows[0]), clip_and_step_(settings).reshape(1)])
             return (*terms, settings.norm_name), values, minibatch.num_steps
 
 
@@ -225,7 +225,7 @@ class CompiledStep(EagerStep):
         self._last: tuple[Samples, CompiledUpdate | None] | None = None
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
-        """Make the step."""
+        """Make a gradient step on a minibatch, and return its metrics."""
         source = minibatch.source
         # All minibatches of an epoch have one source.
         if self._last is None or self._last[0] is not source:
@@ -234,17 +234,17 @@ class CompiledStep(EagerStep):
             settings = self.settings
             key = (self.loss, id(settings.optimizer), settings.max_grad_norm, *size, layout)
             if key not in self._updates:
-                self._updates[key] = self._compile(minibatch, coefficients)
+                self._updates[key] = self._compile_and_compare(minibatch, coefficients)
             self._last = source, self._updates[key]
         if (update := self._last[1]) is None:
             return super().__call__(minibatch, *coefficients)
         with self.executor.take_turn():
             return update.names, update(minibatch, coefficients), minibatch.num_steps
 
-    def _compile(
+    def _compile_and_compare(
         self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]
     ) -> CompiledUpdate | None:
-        """Compile the step; return None if that fails or its results differ on any process."""
+        """Compile the step; return None if that fails, or its results differ from eager ones."""
         executor, start, update, reason = self.executor, perf_counter(), None, "on another process"
         steps = f"{self.settings.phase} steps"
         try:
@@ -255,9 +255,9 @@ class CompiledStep(EagerStep):
             executor.log(f"{steps} run eagerly: they cannot be compiled ({reason})")
             return None
         state = update.state
-        before = _copy(state)
+        before = _copy_state(state)
         expected = super().__call__(minibatch, *coefficients)[1]
-        eager = _copy(state)
+        eager = _copy_state(state)
         _restore_(state, before)
         actual = update(minibatch, coefficients)
         # Difference of parameters, first and second moments, as a share of the eager step.
@@ -275,7 +275,7 @@ class CompiledStep(EagerStep):
         return update
 
 
-def _copy(state: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+def _copy_state(state: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     return [[tensor.detach().clone() for tensor in tensors] for tensors in state]
 
 

@@ -82,7 +82,7 @@ def make_plan(
         "aux": compute.aux_precision,
     }
 
-    def micro_batch(phase: Phase) -> int | None:
+    def choose_micro_batch(phase: Phase) -> int | None:
         if not has_images:
             return None
         if compute.micro_batch != "auto":
@@ -97,7 +97,7 @@ def make_plan(
         num_threads=num_threads,
         take_turns=compute.take_turns and fills_cores and not on_gpu,
         precision=precision,
-        micro_batch={phase: micro_batch(phase) for phase in PHASES},
+        micro_batch={phase: choose_micro_batch(phase) for phase in PHASES},
         compiled=compiled,
         inference_batch_size=2048 if has_images else 65_536,
         deterministic=compute.deterministic,

@@ -66,7 +66,7 @@ class StepSettings:
         return f"gradients/{self.phase}_norm"
 
 
-def update_(settings: StepSettings) -> Tensor:
+def clip_and_step_(settings: StepSettings) -> Tensor:
     """Clip the parameters' gradients, step, and return the norm before clipping, 0-d.
 
     Parameters without gradient are unchanged. Gradients that are not finite make no step, and are
@@ -80,7 +80,7 @@ def update_(settings: StepSettings) -> Tensor:
         [network for network in gradients if network], settings.max_grad_norm, foreach=True
     )
     parameters, steps = list(chain(*trained)), list(chain(*clipped))
-    optimize.step_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
+    optimize.step_optimizer_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
     return norm
 
 
@@ -88,7 +88,7 @@ class _Inputs(NamedTuple):
     """Inputs of a compiled step, in the order of its arguments; some are written to."""
 
     parameters: list[Tensor]
-    moments: optimize.Moments
+    moments: optimize.AdamState
     rates: list[Tensor]
     rest: list[Tensor]
     coefficients: list[Tensor]
@@ -132,7 +132,7 @@ class CompiledUpdate:
             if gradient is not None
         }
         parameters = list[Tensor](trained.values())
-        moments = optimize.get_moments(settings.optimizer, parameters)
+        moments = optimize.get_adam_state(settings.optimizer, parameters)
         self.state = (parameters, *moments)
         tensors = chain(named.items(), loss.module.named_buffers())
         rest = {name: tensor for name, tensor in tensors if name not in trained}
@@ -142,11 +142,11 @@ class CompiledUpdate:
                        for group in self._groups]  # fmt: skip
         index_of = {id(parameter): i for i, parameter in enumerate(parameters)}
 
-        def indices(parameters: Sequence[Tensor]) -> list[int]:
+        def find_indices(parameters: Sequence[Tensor]) -> list[int]:
             return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
-        self._members = [sorted(indices(group["params"])) for group in self._groups]
-        self._networks = [group for part in settings.networks if (group := indices(part))]
+        self._members = [sorted(find_indices(group["params"])) for group in self._groups]
+        self._networks = [group for part in settings.networks if (group := find_indices(part))]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
@@ -158,7 +158,7 @@ class CompiledUpdate:
         self._call = self._compile(example)
 
     def __call__(self, minibatch: Minibatch[S], coefficients: tuple[Tensor, ...]) -> Tensor:
-        """Make the step and return the values of `names`, `[n]`."""
+        """Make a gradient step on a minibatch, and return the values of `names`, `[n]`."""
         for rate, group in zip(self._rates, self._groups, strict=True):
             rate.fill_(group["lr"])
         source = minibatch.source.tensors().values()
@@ -170,35 +170,35 @@ class CompiledUpdate:
         leaves, spec = pytree.tree_flatten(example)
         flat, mean = [tensor.detach() for tensor in leaves], self._settings.mean
 
-        def inputs(tensors: Sequence[Tensor]) -> _Inputs:
+        def to_inputs(tensors: Sequence[Tensor]) -> _Inputs:
             return pytree.tree_unflatten(list(tensors[: len(flat)]), spec)
 
-        def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
-            gradients, terms = self._gradients(inputs(tensors))
+        def run_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+            gradients, terms = self._compute_gradients(to_inputs(tensors))
             return (*gradients, terms)
 
-        def update(*tensors: Tensor) -> Tensor:
-            return self._update(inputs(tensors), list(tensors[len(flat) :])).reshape(1)
+        def run_update(*tensors: Tensor) -> Tensor:
+            return self._clip_and_step(to_inputs(tensors), list(tensors[len(flat) :])).reshape(1)
 
-        def step(*tensors: Tensor) -> Tensor:
-            *gradients, terms = backward(*tensors)
-            return torch.cat([terms, update(*tensors, *gradients)])
+        def run_step(*tensors: Tensor) -> Tensor:
+            *gradients, terms = run_backward(*tensors)
+            return torch.cat([terms, run_update(*tensors, *gradients)])
 
         if mean is None:
-            call = compiled.compile_for(step, flat)
+            call = compiled.compile_for(run_step, flat)
             return lambda tensors: call(*tensors)
-        first = compiled.compile_for(backward, flat)
+        first = compiled.compile_for(run_backward, flat)
         zeros = [torch.zeros_like(parameter) for parameter in example.parameters]
-        second = compiled.compile_for(update, [*flat, *zeros])
+        second = compiled.compile_for(run_update, [*flat, *zeros])
 
-        def step_of_ranks(tensors: list[Tensor]) -> Tensor:
+        def run_step_of_ranks(tensors: list[Tensor]) -> Tensor:
             *gradients, terms = first(*tensors)
             mean(gradients)
             return torch.cat([terms, second(*tensors, *gradients)])
 
-        return step_of_ranks
+        return run_step_of_ranks
 
-    def _gradients(self, inputs: _Inputs) -> tuple[list[Tensor], Tensor]:
+    def _compute_gradients(self, inputs: _Inputs) -> tuple[list[Tensor], Tensor]:
         """Return the gradient of each parameter, and the terms of the loss, `[n]`."""
         base = self._example
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
@@ -215,7 +215,7 @@ class CompiledUpdate:
         self.names = (*terms, self._settings.norm_name)
         return gradients, torch.stack([term.detach() for term in terms.values()])
 
-    def _update(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
+    def _clip_and_step(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip the gradients, step, and return the norm before clipping, 0-d."""
         groups = [[gradients[i] for i in members] for members in self._networks]
         # Parameter by parameter: faster in compiled code than kernels for many tensors.
@@ -226,7 +226,7 @@ class CompiledUpdate:
             lists = (inputs.parameters, gradients, *inputs.moments)
             parameters, clipped, *moments = ([each[i] for i in members] for each in lists)
             optimize.adam_(
-                parameters, clipped, optimize.Moments(*moments), group, rate=rate,
+                parameters, clipped, optimize.AdamState(*moments), group, rate=rate,
                 apply_if=norm.isfinite(), fused=False,
             )  # fmt: skip
         return norm

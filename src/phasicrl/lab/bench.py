@@ -73,15 +73,14 @@ class Report:
     buffer: int
     notes: tuple[str, ...]
 
-    def get_steps_per_second(self, name: str) -> float:
+    def get_speed(self, name: str) -> float:
         """Return the median of the rate called `name`, in environment steps per second."""
         return next(rate.per_second for rate in self.rates if rate.name == name)
 
     @property
     def share_of_limit(self) -> float:
         """Rate of the whole loop divided by that of the bare networks."""
-        speed = self.get_steps_per_second
-        return speed("whole loop") / speed("networks alone")
+        return self.get_speed("whole loop") / self.get_speed("networks alone")
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -279,7 +278,7 @@ def print_report(report: Report) -> None:
         print(f"  {rate.name:14} {rate.per_second:11,.0f} ({rate.low:,.0f} to {rate.high:,.0f})")
     print("time:", ", ".join(f"{part} {share:.0%}" for part, share in report.split.items()))
     passes = " and ".join(f"{number:g} × {kind}" for kind, number in report.passes.items())
-    gflops = report.gflops_per_step * report.get_steps_per_second("whole loop")
+    gflops = report.gflops_per_step * report.get_speed("whole loop")
     print(
         f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {gflops:,.1f} "
         f"GFLOP/s; the whole loop runs at {report.share_of_limit:.0%} of the networks alone"

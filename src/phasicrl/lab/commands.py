@@ -14,7 +14,7 @@ def _video(words: list[str]) -> None:
     """Film the agent of a run, without a screen."""
     from phasicrl.lab.film.video import film
 
-    path, result = cli.call(film, "video", words)
+    path, result = cli.parse_and_call(film, "video", words)
     returns = ", ".join(f"{value:g}" for value in result.returns)
     cli.print_lines([f"{path}: {len(result.returns)} episodes, returns {returns}"])
 
@@ -23,7 +23,7 @@ def _export(words: list[str]) -> None:
     """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
     from phasicrl.lab.export.export import export_policy
 
-    made = cli.call(export_policy, "export", words)
+    made = cli.parse_and_call(export_policy, "export", words)
     for kind in ("input", "output"):
         cli.print_lines(
             f"  {kind} {name}: {text}" for name, text in made.metadata[f"{kind}s"].items()
@@ -36,14 +36,14 @@ def _play(words: list[str]) -> None:
     """Run episodes with an exported policy: `phasicrl play RUN [--file FILE]`."""
     from phasicrl.lab.export.export import play_exported
 
-    cli.print_evaluations([cli.call(play_exported, "play", words)])
+    cli.print_evaluations([cli.parse_and_call(play_exported, "play", words)])
 
 
 def _release(words: list[str]) -> None:
     """Package trained agents: `phasicrl release RUN … [--output DIR]`."""
     from phasicrl.lab.export.package import release
 
-    for made in cli.call(release, "release", words):
+    for made in cli.parse_and_call(release, "release", words):
         returns = ", ".join(f"{each.policy} {each.mean_return:.2f}" for each in made.evaluations)
         cli.print_lines([f"{made.path}: {returns}"])
 
@@ -57,35 +57,35 @@ def _push(words: list[str]) -> None:
     """Upload a package of `phasicrl release`: `phasicrl hub push DIR OWNER/NAME [--dry-run]`."""
     from phasicrl.lab.export.hub import push
 
-    cli.print_lines(cli.call(push, "hub push", words))
+    cli.print_lines(cli.parse_and_call(push, "hub push", words))
 
 
 def _pull(words: list[str]) -> None:
     """Download a package: `phasicrl hub pull OWNER/NAME [--output DIR]`."""
     from phasicrl.lab.export.hub import pull
 
-    cli.print_lines([cli.call(pull, "hub pull", words)])
+    cli.print_lines([cli.parse_and_call(pull, "hub pull", words)])
 
 
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
     from phasicrl.lab.analysis.plot import plot_runs
 
-    cli.print_lines(cli.call(plot_runs, "plot", words))
+    cli.print_lines(cli.parse_and_call(plot_runs, "plot", words))
 
 
 def _report(words: list[str]) -> None:
     """Write a page about runs, with a diagnosis: `phasicrl report RUN … [--output FILE]`."""
     from phasicrl.lab.analysis.report import write_report
 
-    cli.print_lines([cli.call(write_report, "report", words)])
+    cli.print_lines([cli.parse_and_call(write_report, "report", words)])
 
 
 def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
     from phasicrl.lab.analysis.compare import compare_runs
 
-    comparison = cli.call(compare_runs, "compare", words)
+    comparison = cli.parse_and_call(compare_runs, "compare", words)
     _print_comparison(comparison)
     comparison.require_bounds()
 
@@ -112,11 +112,11 @@ def _suite(words: list[str]) -> None:
             for name, suite in SUITES.items()
         )
 
-    def on_trial(trial: Any) -> None:
+    def print_trial(trial: Any) -> None:
         task, arm, budget = trial.label
         cli.print_lines([f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"])
 
-    _print_comparison(cli.call(partial(run_suite, on_trial=on_trial), "suite", words))
+    _print_comparison(cli.parse_and_call(partial(run_suite, on_trial=print_trial), "suite", words))
 
 
 def _sweep(words: list[str]) -> None:
@@ -131,7 +131,7 @@ def _make_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
     from phasicrl.lab.sweeps.sweep import make_sweep
 
-    added = cli.call(make_sweep, "sweep make", words)
+    added = cli.parse_and_call(make_sweep, "sweep make", words)
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
@@ -139,7 +139,7 @@ def _make_search(words: list[str]) -> None:
     """Write a search for settings with Optuna, or add trials to one; nothing is trained yet."""
     from phasicrl.lab.sweeps.search import make_search
 
-    added = cli.call(make_search, "sweep search", words)
+    added = cli.parse_and_call(make_search, "sweep search", words)
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
@@ -148,7 +148,7 @@ def _run_sweep(words: list[str]) -> None:
     from phasicrl.lab.sweeps.sweep import run_sweep
 
     run = partial(run_sweep, on_trial=lambda id, state: cli.print_lines([f"{id}: {state}"]))
-    cli.call(run, "sweep run", words)
+    cli.parse_and_call(run, "sweep run", words)
 
 
 def _sweep_status(words: list[str]) -> None:
@@ -158,7 +158,7 @@ def _sweep_status(words: list[str]) -> None:
 
     from phasicrl.lab.sweeps.sweep import get_status
 
-    statuses = cli.call(get_status, "sweep status", words)
+    statuses = cli.parse_and_call(get_status, "sweep status", words)
     table = Table(show_lines=True)
     for column in ("trial", "settings", "environment", "state", "steps", "return"):
         table.add_column(column, overflow="fold")
@@ -200,9 +200,9 @@ def _doctor(words: list[str]) -> None:
     """Check what works on this machine, and name the remedy for what does not."""
     from rich.console import Console
 
-    from phasicrl.lab.doctor import check_machine, make_table
+    from phasicrl.lab.doctor import check_machine, make_check_table
 
-    Console().print(make_table(cli.call(check_machine, "doctor", words)))
+    Console().print(make_check_table(cli.parse_and_call(check_machine, "doctor", words)))
 
 
 COMMANDS: dict[str, cli.Command] = {

@@ -73,7 +73,7 @@ def check_machine() -> list[Check]:
     disk, other = shutil.disk_usage(".").free, "runs write here; choose another output_dir"
     fewer = "fewer env.num_envs or a shorter aux.every need less"
     with ThreadPoolExecutor() as pool:
-        probes = list(pool.map(_probe, PROBES))
+        probes = list(pool.map(_run_probe, PROBES))
     _, _, memory = Path("/proc/meminfo").read_text().partition("MemAvailable:")
     available, *_ = memory.split()
     return [
@@ -87,7 +87,7 @@ def check_machine() -> list[Check]:
     ]
 
 
-def make_table(checks: Iterable[Check]) -> Table:
+def make_check_table(checks: Iterable[Check]) -> Table:
     """Make a table of the checks for the terminal."""
     table = Table(title="phasicrl doctor", title_justify="left")
     for column in ("what", "status", "found", "remedy"):
@@ -114,7 +114,7 @@ def probe_env(env_id: str) -> str:
     return f"{env_id}: {' × '.join(map(str, obs.shape[1:]))} {obs.dtype}"
 
 
-def _probe(name: str) -> Check:
+def _run_probe(name: str) -> Check:
     """Run the program of a probe in a separate process."""
     package, extra, code = PROBES[name]
     try:

@@ -92,7 +92,7 @@ class Agent(nn.Module):
         self.value_path = config.value_path
         self.reader = ObservationReader(observation_space, obs_norm)
 
-        def encoder(config: ModelConfig) -> nn.Module:
+        def new_encoder(config: ModelConfig) -> nn.Module:
             if make_encoder is None:
                 return build_encoder(observation_space, config, generator)
             custom = make_encoder(observation_space)
@@ -101,24 +101,24 @@ class Agent(nn.Module):
                 raise ValueError(f"{given}; expected the width of its features, an integer")
             return custom
 
-        def memory(encoder: nn.Module) -> Memory:
+        def new_memory(encoder: nn.Module) -> Memory:
             num_inputs: Any = encoder.num_features
             return make_memory(num_inputs, config, generator)
 
-        def value_head(memory: Memory) -> nn.Linear:
+        def new_value_head(memory: Memory) -> nn.Linear:
             linear = nn.Linear(memory.num_features, 1)
             return Initializer(config.heads_init, generator)(linear, config.value_head_scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
-        self.encoder = encoder(config)
-        self.value_encoder = encoder(value_config) if config.value_path == "separate" else None
-        self.memory = memory(self.encoder)
-        self.value_memory = None if self.value_encoder is None else memory(self.value_encoder)
+        self.encoder = new_encoder(config)
+        self.value_encoder = new_encoder(value_config) if self.value_path == "separate" else None
+        self.memory = new_memory(self.encoder)
+        self.value_memory = None if self.value_encoder is None else new_memory(self.value_encoder)
         self.policy_head = PolicyHead(
             action_space, self.memory.num_features, config, action, generator
         )
-        self.value_head = value_head(self.value_memory or self.memory)
-        self.aux_value_head = value_head(self.memory) if auxiliary else None
+        self.value_head = new_value_head(self.value_memory or self.memory)
+        self.aux_value_head = new_value_head(self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
         if value_norm.statistics != "none":
             statistics, decay = value_norm.statistics, value_norm.decay
@@ -190,9 +190,9 @@ class Agent(nn.Module):
             )
             value_features = features if has_gradient else features.detach()
         policy = self.policy_head(features, action_mask)
-        value = self._value(self.value_head, value_features)
+        value = self._run_head(self.value_head, value_features)
         aux_head = self.aux_value_head
-        aux_value = None if aux_head is None else self._value(aux_head, features)
+        aux_value = None if aux_head is None else self._run_head(aux_head, features)
         state = torch.cat([policy_state, value_state], dim=-1)
         return AgentOutput(policy, value, aux_value, state)
 
@@ -209,7 +209,7 @@ class Agent(nn.Module):
             return self.forward(obs, first, state, precision=precision).value
         inputs, memory = self.reader(obs.flatten(0, 1)), self.value_memory
         features, _ = self._encode(inputs, first, state, precision, self.value_encoder, memory)
-        return self._value(self.value_head, features)
+        return self._run_head(self.value_head, features)
 
     def policy(
         self,
@@ -283,7 +283,7 @@ class Agent(nn.Module):
             features = encoder(inputs).float()
         return memory(features.unflatten(0, first.shape), first, memory_state)
 
-    def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
+    def _run_head(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)

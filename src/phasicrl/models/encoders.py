@@ -36,10 +36,10 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 class ResidualBlock(nn.Module):
     """Residual block `x + conv(relu(conv(relu(x))))` of 3×3 convolutions (Espeholt et al. 2018)."""
 
-    def __init__(self, channels: int, init: Initializer, normalized: float) -> None:
+    def __init__(self, channels: int, init: Initializer, normalized_scale: float) -> None:
         super().__init__()
-        self.conv0 = init.hidden(_conv(channels, channels), normalized)
-        self.conv1 = init.hidden(_conv(channels, channels), normalized)
+        self.conv0 = init.fill_hidden(_make_conv(channels, channels), normalized_scale)
+        self.conv1 = init.fill_hidden(_make_conv(channels, channels), normalized_scale)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """Apply the block to images `[N, C, H, W]`."""
@@ -68,7 +68,7 @@ class ImpalaCNN(nn.Module):
             if min(height, width) < 2:
                 given = f"model.channels is {config.channels}, and images are {shape}"
                 raise ValueError(f"{given}; expected fewer stacks, each of which halves the image")
-            first = init.hidden(_conv(in_channels, channels), 1.0)
+            first = init.fill_hidden(_make_conv(in_channels, channels), 1.0)
             # 3×3 windows with stride 2: H×W becomes ⌈H/2⌉×⌈W/2⌉. `symmetric` pads both sides;
             # TensorFlow's `same` pads an even size at its end only.
             is_same = config.pooling == "same"
@@ -104,7 +104,7 @@ class NatureCNN(nn.Module):
         layers: list[nn.Module] = []
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv2d(in_channels, channels, kernel, stride)
-            layers += [init.hidden(conv, 1.0), nn.ReLU()]
+            layers += [init.fill_hidden(conv, 1.0), nn.ReLU()]
             height, width = ((side - kernel) // stride + 1 for side in (height, width))
             in_channels = channels
         self.convolutions = nn.Sequential(*layers)
@@ -128,7 +128,7 @@ class MLP(nn.Module):
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode vectors `[N, …]` as features `[N, D]`."""
-        return self.dense(_as_rows(obs).float())
+        return self.dense(_to_rows(obs).float())
 
 
 class Dense(nn.Module):
@@ -140,7 +140,7 @@ class Dense(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for size in config.hidden_sizes:
-            layers.append(init.hidden(nn.Linear(num_inputs, size), 1.4))
+            layers.append(init.fill_hidden(nn.Linear(num_inputs, size), 1.4))
             if config.layer_norm:
                 layers.append(nn.LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
@@ -241,7 +241,7 @@ class ObservationReader(nn.Module):
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
-        return torch.cat([_as_rows(get_part(obs, path)).float() for path, _ in self.parts], dim=-1)
+        return torch.cat([_to_rows(get_part(obs, path)).float() for path, _ in self.parts], dim=-1)
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """Return the observations with their normalized numbers replaced by `numbers`."""
@@ -274,13 +274,13 @@ def flat_size(space: gym.Space[Any]) -> int:
 def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
     """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return _as_rows(obs).float()
+        return _to_rows(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
     pairs = zip(columns, count_choices(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 
-def _as_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
+def _to_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
     """Flatten each observation to a row; scalars become rows of one number."""
     return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 
@@ -309,6 +309,6 @@ def _to_channels_last(module: nn.Module) -> None:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-def _conv(num_inputs: int, num_outputs: int) -> nn.Conv2d:
+def _make_conv(num_inputs: int, num_outputs: int) -> nn.Conv2d:
     """Make a 3×3 convolution that preserves height and width."""
     return nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)

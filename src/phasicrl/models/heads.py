@@ -95,7 +95,7 @@ class PolicyHead(nn.Module):
         if isinstance(space, gym.spaces.Discrete):
             self.action_shape = ()
         self.action_dtype = torch.float32 if n else torch.int64
-        low, high = bounds = _bounds(boxes)
+        low, high = bounds = _stack_bounds(boxes)
         unit = (2 if self.rescales else high - low) if action.std == "range" else 1
         # These follow from space and options, and are not saved.
         self.order = nn.Buffer(torch.tensor(order), persistent=False)
@@ -125,7 +125,7 @@ class PolicyHead(nn.Module):
             # A finite number, because 0 × −∞ would be NaN in the entropy and the KL divergence.
             allowed = action_mask.index_select(-1, self.option_order)
             logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min / 4)
-        log_probs = [group.log_softmax(-1).flatten(-2) for group in self._by_width(logits)]
+        log_probs = [group.log_softmax(-1).flatten(-2) for group in self._split(logits)]
         mean_and_std = self._mean_and_std(outputs[..., self.mask_size :])
         return self.distribution(torch.cat([*log_probs, *mean_and_std], -1))
 
@@ -136,7 +136,7 @@ class PolicyHead(nn.Module):
         n = self.num_continuous
         log_probs, mean, std = dist_params.split([self.mask_size, n, n], -1)
         normal = TanhNormal if self.action.squash == "tanh" else Normal
-        parts = [*map(Categorical, self._by_width(log_probs)), *([normal(mean, std)] if n else [])]
+        parts = [*map(Categorical, self._split(log_probs)), *([normal(mean, std)] if n else [])]
         return JointPolicy(dist_params, parts, self.order.split(self.part_sizes))
 
     def split_dist_params(
@@ -171,7 +171,7 @@ class PolicyHead(nn.Module):
             value = torch.lerp(low, high, (value + 1) / 2)
         return action.index_copy(-1, columns, value)
 
-    def _by_width(self, options: Float[Tensor, "*shape M"]) -> list[Float[Tensor, "*shape k A"]]:
+    def _split(self, options: Float[Tensor, "*shape M"]) -> list[Float[Tensor, "*shape k A"]]:
         """Split logits or log-probabilities into tensors of components of equal width."""
         pieces = options.split([number * width for number, width in self.groups], -1)
         pairs = zip(pieces, self.groups, strict=True)
@@ -204,7 +204,7 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
         "action.rescale": action.rescale,
     }
     needed_by = [name for name, needed in needs.items() if needed]
-    low, high = _bounds([box])
+    low, high = _stack_bounds([box])
     # With `range`, an interval of length 0 would have a standard deviation of 0.
     usable = (high - low).isfinite() & ((high > low) | (action.std != "range"))
     if needed_by and not usable.all():
@@ -215,7 +215,7 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
         )
 
 
-def _bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
+def _stack_bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
     """Return the lowest and highest values of all components of some spaces."""
     pairs = (torch.from_numpy(np.stack([box.low, box.high])) for box in boxes)
     return torch.cat([torch.empty(2, 0), *(pair.float().reshape(2, -1) for pair in pairs)], -1)

@@ -48,6 +48,6 @@ class Initializer:
                 nn.init.xavier_uniform_(layer.weight, generator=self.generator)
         return layer
 
-    def hidden(self, layer: Layer, normalized: float) -> Layer:
-        """Fill a hidden layer, with scale `normalized` in that scheme and √2 in `orthogonal`."""
-        return self(layer, normalized if self.scheme == "normalized" else math.sqrt(2))
+    def fill_hidden(self, layer: Layer, normalized_scale: float) -> Layer:
+        """Fill a hidden layer, with `normalized_scale` in that scheme and √2 in `orthogonal`."""
+        return self(layer, normalized_scale if self.scheme == "normalized" else math.sqrt(2))

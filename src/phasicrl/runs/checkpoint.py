@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 def save_checkpoint(
     folder: Path, tree: dict[str, Any], *, env_steps: int, keep: int,
-    aux_epochs: int | None = None, chunks: Chunks | None = None, run: str = "",
+    aux_epochs: int | None = None, chunks: Chunks | None = None, run_id: str = "",
     world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
     """Save a checkpoint and delete all but the last `keep`; called by all processes of a run.
@@ -74,7 +74,7 @@ def save_checkpoint(
         keep: number of checkpoints to keep.
         aux_epochs: number of finished epochs within an auxiliary phase; None outside.
         chunks: tensors with a file of their own, see `Chunks`.
-        run: id of the run.
+        run_id: id of the run.
         world: processes of the run.
 
     Raises:
@@ -97,8 +97,8 @@ def save_checkpoint(
         parts = world.all_gather_object(digests)
         with world.sync_errors("saving a checkpoint"):
             if world.is_first:
-                manifest = {"schema": SCHEMA, "run": run, "name": name, "files": parts}
-                _write_json(temporary / MANIFEST, manifest)
+                manifest = {"schema": SCHEMA, "run": run_id, "name": name, "files": parts}
+                _write_flushed_json(temporary / MANIFEST, manifest)
                 fsync_path(temporary)
                 os.replace(temporary, final)
                 fsync_path(folder)
@@ -131,7 +131,7 @@ def _write_part(
         else:
             save_tensors(make(), temporary / file)
             digests[file] = hash_file(temporary / file)
-    _write_json(temporary / f"{prefix}state.json", state)
+    _write_flushed_json(temporary / f"{prefix}state.json", state)
     return digests | {f"{prefix}state.json": hash_file(temporary / f"{prefix}state.json")}
 
 
@@ -140,7 +140,7 @@ def _prefix(rank: int) -> str:
     return f"rank-{rank:03d}." if rank else ""
 
 
-def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
+def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[Part, list[str]]:
     """Load the state that rank 0 saved in the newest usable checkpoint.
 
     Newer checkpoints, which are damaged or of another run, are renamed to `rejected-…`, because the
@@ -148,7 +148,7 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
 
     Args:
         folder: directory of the run's checkpoints.
-        run: id of the run, to reject checkpoints of other runs; empty accepts all.
+        run_id: id of the run, to reject checkpoints of other runs; empty accepts all.
 
     Returns:
         The state, and a message about each rejected checkpoint.
@@ -159,7 +159,7 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
     rejected: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            part = load_part(path, run=run)
+            part = load_part(path, run_id=run_id)
         except Exception as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
@@ -170,15 +170,15 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[Part, list[str]]:
     raise CheckpointError(f"{folder} has no usable checkpoint: {reasons}")
 
 
-def load_part(path: Path, *, rank: int = 0, run: str = "") -> Part:
+def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
     """Load the state that one process saved in a checkpoint; rank 0 checks the files of all.
 
     Raises:
         Exception: of any type: the checkpoint is damaged, or belongs to another run.
     """
     manifest, prefix = _read_manifest(path), _prefix(rank)
-    if run and manifest["run"] != run:
-        raise ValueError(f"it belongs to another run ({manifest['run']}; expected {run})")
+    if run_id and manifest["run"] != run_id:
+        raise ValueError(f"it belongs to another run ({manifest['run']}; expected {run_id})")
     parts = manifest["files"]
     for file, digest in (ChainMap(*parts) if rank == 0 else parts[rank]).items():
         if Path(file).name != file or digest != hash_file(path / file):
@@ -270,7 +270,7 @@ def save_tensors(
     fsync_path(path)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_flushed_json(path: Path, value: Any) -> None:
     """Write JSON and flush it to the disk."""
     path.write_text(json.dumps(value), encoding="utf-8")
     fsync_path(path)

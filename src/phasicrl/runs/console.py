@@ -90,7 +90,7 @@ class Display:
         speed = f"{self._task.speed or 0:,.0f}"
         self._bar.update(self._id, speed=speed)
         pairs = ((label, self._values.get(name)) for label, name in _COLUMNS)
-        metrics = [f"{label} {_number(value)}" for label, value in pairs if value is not None]
+        metrics = [f"{label} {_format(value)}" for label, value in pairs if value is not None]
         self._bar.metrics = "  ".join(metrics)
         left = self._task.time_remaining
         self._line = "  ".join([
@@ -134,7 +134,7 @@ def silence(stream: IO[str]) -> None:
         os.dup2(null.fileno(), stream.fileno())
 
 
-def _number(value: float) -> str:
+def _format(value: float) -> str:
     """Format a metric with three significant digits, or as an integer from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 

@@ -103,13 +103,13 @@ class RunDirectory:
     def find(config: Config) -> list[RunDirectory]:
         """Find the runs of this experiment, seed and length in `output_dir`, oldest first."""
 
-        def key(config: Config) -> tuple[object, ...]:
+        def get_key(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
         pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
         files = sorted(Path(config.output_dir).glob(pattern))
         runs = [RunDirectory(file.parent) for file in files]
-        return [run for run in runs if key(run.config) == key(config)]
+        return [run for run in runs if get_key(run.config) == get_key(config)]
 
     @property
     def config(self) -> Config:
@@ -118,7 +118,7 @@ class RunDirectory:
         Raises:
             ValueError: the directory has no configuration, or one that cannot be read.
         """
-        self._check()
+        self._check_is_run()
         return read_options(Config, self.path / CONFIG_FILE)
 
     def load_config(self, **given: object) -> Config:
@@ -131,7 +131,7 @@ class RunDirectory:
             ValueError: the configuration is missing, cannot be read, or imports a module that the
                 user has not imported; a custom object is missing; or the directory contains links.
         """
-        self._check()
+        self._check_is_run()
         self.check_special_files()
         for kind in self.card.get("own", ()):
             names = [name for name, each in USER_OBJECTS.items() if each == kind and name in given]
@@ -199,7 +199,7 @@ class RunDirectory:
                 else:
                     rows.append(values)
         if not rows:
-            self._check()
+            self._check_is_run()
             raise ValueError(
                 f"{self.path} has no data yet: its first iteration is not finished. Try again later"
             )
@@ -239,7 +239,7 @@ class RunDirectory:
 
         path = self.path / _WEIGHTS[which]
         if not path.is_file():
-            self._check()
+            self._check_is_run()
             when = "with the first checkpoint and at the end of the run"
             if which == "best":
                 when = "by the evaluations of a run (evaluation.every_iterations)"
@@ -313,7 +313,7 @@ class RunDirectory:
             )
         return changes
 
-    def _check(self) -> None:
+    def _check_is_run(self) -> None:
         """Check that the directory is a run directory.
 
         Raises:

@@ -95,12 +95,12 @@ class MetricsLog:
         stream = None if run_dir is None else sys.stdout
         self._display = Display(config, self._state["env_steps"], stream)
         with ExitStack() as undo:
-            undo.callback(self._show, lambda display: display.close())
+            undo.callback(self._call_display, lambda display: display.close())
             if run_dir is not None:
                 for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
                     size = None if saved is None else saved["bytes"].get(name, 0)
                     self._files[name] = undo.enter_context(closing(_Rows(run_dir / name, size)))
-                undo.callback(self._send, lambda sink: sink.close())
+                undo.callback(self._call_each, lambda sink: sink.close())
                 if config.log.wandb:
                     self._sinks.append(_WandB(run_dir, config))
                 if config.log.tensorboard:
@@ -112,7 +112,7 @@ class MetricsLog:
 
     def show_stage(self, stage: str) -> None:
         """Show the stage of the iteration, such as `rollout` or `auxiliary 2/6`."""
-        self._show(lambda display: display.show_stage(stage))
+        self._call_display(lambda display: display.show_stage(stage))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
         """Write the metrics of one iteration to every sink.
@@ -124,8 +124,8 @@ class MetricsLog:
         head = {"env_steps": env_steps, "iteration": iteration, "phase": phase}
         values = self._append(METRICS_FILE, head, record)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._send(lambda sink: sink.write(finite, env_steps))
-        self._show(lambda display: display.show_metrics(values, env_steps))
+        self._call_each(lambda sink: sink.write(finite, env_steps))
+        self._call_display(lambda display: display.show_metrics(values, env_steps))
 
     def write_epoch(
         self, record: Values, *, env_steps: int, iteration: int, phase: str, epoch: int
@@ -163,29 +163,29 @@ class MetricsLog:
             steps: CSV table of the steps, with a column `step`.
             env_steps: environment steps of the run so far.
         """
-        self._send(lambda s: isinstance(s, _TensorBoard) and s.write_episode(steps, env_steps))
+        self._call_each(lambda s: isinstance(s, _TensorBoard) and s.write_episode(steps, env_steps))
 
-    def _send(self, call: Callable[[_TensorBoard | _WandB], object]) -> None:
+    def _call_each(self, function: Callable[[_TensorBoard | _WandB], object]) -> None:
         """Call a function with each sink, and switch off a failed sink."""
         for sink in [*self._sinks]:
             try:
-                call(sink)
+                function(sink)
             except Exception as error:  # of any type; logging must not end a run
                 self._sinks.remove(sink)
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
 
     def message(self, text: str) -> None:
         """Print a line of text on the console, above the progress bar if there is one."""
-        self._show(lambda display: display.message(text))
+        self._call_display(lambda display: display.message(text))
 
-    def _show(self, call: Callable[[Display], None]) -> None:
+    def _call_display(self, function: Callable[[Display], None]) -> None:
         """Call a function with the display, and silence a display whose stream is closed.
 
         The exception of a signal that the display's error has replaced is raised again.
         """
         outer = sys.exception()
         try:
-            call(self._display)
+            function(self._display)
         except (OSError, ValueError, SystemExit) as error:  # rich exits on a broken pipe
             self._display.silence()
             cause = error.__context__

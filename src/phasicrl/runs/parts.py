@@ -45,7 +45,7 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
     part, rejected, folder = Part({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
         if world.is_first:
-            part, rejected = checkpoint.load_checkpoint(folder, run=files.card.get("run", ""))
+            part, rejected = checkpoint.load_checkpoint(folder, run_id=files.card.get("run", ""))
     path = folder / world.broadcast_object(files.checkpoints[-1].name if world.is_first else "")
     with world.sync_errors("loading the checkpoint"):
         saved_by = checkpoint.num_processes(path)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 
-def commit(folder: Path = Path(__file__).parent) -> str | None:
+def find_commit(folder: Path = Path(__file__).parent) -> str | None:
     """Return a directory's git commit, with `-dirty` after changes; None outside a checkout."""
     # The first command fails in folders that the surrounding repository does not track.
     verify, describe = "rev-parse --verify HEAD:./", "describe --always --dirty --exclude=*"

@@ -24,11 +24,11 @@ def watch_parent(on_parent_exit: Callable[[], object]) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process has no parent"
 
-    def watch() -> None:
+    def wait_for_parent() -> None:
         parent.join()
         on_parent_exit()
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 class TerminationRequested(BaseException):
@@ -85,7 +85,7 @@ class Signals:
         self._is_ending, self._raised_at = False, -math.inf
 
     def __enter__(self) -> Self:
-        """Install the handlers, if this is the main thread."""
+        """Install the signal handlers, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, *_TERMINATION):
                 before = signal.getsignal(number)
@@ -93,12 +93,12 @@ class Signals:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def hold(self) -> None:
+    def ignore_further(self) -> None:
         """Ignore further signals while the run is saved, except a second Ctrl-C."""
         self._is_ending = True
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Restore the handlers."""
+        """Restore the earlier signal handlers; raise `Preempted` after a termination request."""
         self._is_ending = True
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -38,11 +38,11 @@ from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
 from phasicrl.spaces import is_image, leaves
 from phasicrl.system.machine import num_cores, versions
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
 from phasicrl.training.agreement import check_directory_is_shared, check_divisible_by_ranks
 from phasicrl.training.run import Run
-from phasicrl.training.unused import unused_options
+from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights
 
 EnvFactory = Callable[[], gym.Env]
@@ -250,7 +250,7 @@ def _build_run(
         The run with initial state, and a remark for the log if environments start new episodes.
     """
     world.check_same("configuration", config.values)
-    world.check_same("versions", lambda: versions() | {"commit": commit()})
+    world.check_same("versions", lambda: versions() | {"commit": find_commit()})
     check_divisible_by_ranks(config, world)
     with world.sync_errors("preparing the run"):
         envs, since, obs, remark = _open_envs(config, user, world, state)
@@ -258,7 +258,7 @@ def _build_run(
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         device = find_device(config.compute.device, is_large=is_large(config, has_images))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
-        messages = [] if state else _unused_options(config, envs, user)
+        messages = [] if state else _make_unused_warnings(config, envs, user)
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
         plan = _make_plan(config, device, world, has_images)
@@ -315,11 +315,11 @@ def _make_plan(config: Config, device: str, world: World, has_images: bool) -> P
     return dataclasses.replace(plan, device=device, num_threads=threads, take_turns=False)
 
 
-def _unused_options(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
+def _make_unused_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
     """Return warnings about options without effect, one for each missing condition."""
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
-    unused = unused_options(config, envs, backend)
+    unused = find_unused_options(config, envs, backend)
     return [
         f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
         f"no effect without {what}"

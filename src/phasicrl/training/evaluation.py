@@ -84,7 +84,7 @@ OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, EpisodeTracker], None]
 """Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
-def levels_in(levels: EvaluatedLevels) -> tuple[Levels, ...]:
+def split_levels(levels: EvaluatedLevels) -> tuple[Levels, ...]:
     """Return the kinds of levels to evaluate, in order."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
@@ -144,7 +144,7 @@ class AgentInput(NamedTuple):
 
 
 OnLast = Callable[[Tensor, Tensor], None]
-"""Callback with observations `[B, …]`, final ones where episodes ended, and these ends `[B]`."""
+"""Callback when episodes end: observations `[B, …]`, final where one ended, and ends `[B]`."""
 OnChoice = Callable[[AgentInput, AgentOutput, Tensor], None]
 """Callback before each step, with the inputs, the agent's output and actions `[B, 1, …]`."""
 Act = Callable[[AgentInput], tuple[Tensor, Tensor]]

@@ -29,7 +29,7 @@ from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
 from phasicrl.system.machine import num_cores, processor, versions
-from phasicrl.system.provenance import commit
+from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
@@ -37,14 +37,14 @@ OnIteration = Callable[["Run", Record], Literal["stop"] | None]
 """Called after each iteration with the run and its metrics; "stop" ends the run there."""
 
 
-def _copy(tree: Any) -> Any:
+def _copy_tree(tree: Any) -> Any:
     """Copy a nested state of dicts, lists and tensors, ten times faster than `copy.deepcopy`."""
     if isinstance(tree, Tensor):
         return tree.clone()
     if isinstance(tree, dict):
-        return {key: _copy(value) for key, value in tree.items()}
+        return {key: _copy_tree(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_copy(value) for value in tree]
+        return [_copy_tree(value) for value in tree]
     return copy.deepcopy(tree)
 
 
@@ -239,7 +239,7 @@ class Run:
 
     def take_snapshot(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
-        self._snapshot = _copy(self.state_dict()), self._buffer_chunks()
+        self._snapshot = _copy_tree(self.state_dict()), self._buffer_chunks()
 
     def finish(self) -> None:
         """Save the final state and the card, unless the run was finished before."""
@@ -274,7 +274,7 @@ class Run:
             self.files.checkpoint_folder,
             rank_state(state, self.world) | {"config": self.config.to_json()},
             env_steps=env_steps, aux_epochs=aux_epochs, keep=self.config.checkpoint.keep,
-            chunks=chunks, run=self._origin["run"], world=self.world,
+            chunks=chunks, run_id=self._origin["run"], world=self.world,
         )  # fmt: skip
         with self.world.sync_errors("saving the weights"):
             if self.world.is_first:
@@ -300,7 +300,7 @@ class Run:
             "plan": dataclasses.asdict(self.executor.plan),
             "machine": system,
             "versions": versions() | {"torch": torch.__version__},
-            "commit": commit(),
+            "commit": find_commit(),
         })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -354,7 +354,7 @@ class Run:
             self._iteration_started = time.perf_counter() - auxiliary["total_seconds"]
             self.record = auxiliary["record"]
         for slot in range(state["num_filled"]):
-            self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
+            self.buffer.next_rollout().load_tensors(chunks[self._chunk_name(slot)])
 
     def summary(self) -> dict[str, str]:
         """Return the results of the run as formatted text, by name."""
@@ -387,7 +387,7 @@ class Run:
 
         The error gets an attribute `run_directory`.
         """
-        self._signals.hold()
+        self._signals.ignore_further()
         with self.resources:  # among them `Signals`, which raises Preempted
             if error is None:
                 return

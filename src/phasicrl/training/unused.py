@@ -9,7 +9,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import is_image, leaves
 
 
-def unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
+def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
     """Return the changed options without effect, each with the condition that it needs."""
     ppo, model, aux, values = config.ppo, config.model, config.aux, config.values()
     parts = [part for _, part in leaves(envs.observation_space)]

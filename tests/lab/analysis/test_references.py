@@ -13,7 +13,7 @@ from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Task
 from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.analysis.references import KINDS, REFERENCES, read_reference_curves
-from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalize
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
 from phasicrl.lab.experiments.trials import RETURN
 from tests.lab.analysis.runs import make_runs, own_curve, publish, read_csv
 
@@ -32,7 +32,7 @@ def test_the_curves_of_the_paper_give_its_headline() -> None:
     scores: dict[str, list[float]] = defaultdict(list)
     for (experiment, _, game), (step, value) in last.items():
         assert step > 99e6
-        scores[experiment].append(normalize(value, PROCGEN_BOUNDS["hard"][game]))
+        scores[experiment].append(scale_score(value, PROCGEN_BOUNDS["hard"][game]))
     assert np.mean(scores["ppg"]) == pytest.approx(0.76, abs=0.015)
     assert np.mean(scores["ppo"]) == pytest.approx(0.58, abs=0.015)
     assert len(scores["ppg"]) == len(scores["ppo"]) == 48 and len(scores["e-pi-6"]) == 16
@@ -75,7 +75,7 @@ def test_last_returns_of_baselines_equal_those_of_curves_and_normalized_means() 
     for (levels, split, millions), mean in means.items():
         found = last.pop((levels, split, millions * 1_000_000))
         bounds = PROCGEN_BOUNDS[levels.split("-")[0]]  # type: ignore[index]
-        scores = [normalize(value, bounds[game]) for game, value in found.items()]
+        scores = [scale_score(value, bounds[game]) for game, value in found.items()]
         assert len(scores) == 16 and np.mean(scores) == pytest.approx(mean, abs=0.002), levels
     assert not last
     curves: dict[str, list[float]] = defaultdict(list)

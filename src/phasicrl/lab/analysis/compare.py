@@ -170,7 +170,7 @@ def compare_runs(
     files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
-        table = plot.write_csv(stem, _COLUMNS, _iterate_rows(comparison))
+        table = plot.write_csv(stem, _COLUMNS, _iterate_score_rows(comparison))
         files = [table, *_draw_profiles(comparison, stem)]
     comparison = replace(comparison, missed=tuple(missed), files=tuple(files))
     if json is not None:
@@ -219,8 +219,8 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> t
     notes = []
     for theirs in (curve for curve in curves if curve.published):
         name = f"{theirs.label} (published)"
-        if theirs.kind:
-            notes.append(f"{name}: {theirs.kind}; ours: {metric}{mode}")
+        if theirs.value_note:
+            notes.append(f"{name}: {theirs.value_note}; ours: {metric}{mode}")
         if target is not None and theirs.is_one_number:
             notes.append(f"{name}: steps to the target are not known")
         for ours in curves:
@@ -275,8 +275,8 @@ def _convert_units(curve: Curve, units: Units) -> Curve:
             f"units is {units}; expected raw, or units with bounds of {curve.task}. "
             f"Games with bounds: {', '.join(sorted(bounds))}"
         )
-    points = [(steps, measures.normalize(values, bounds[game])) for steps, values in curve.points]
-    return replace(curve, runs=measures.normalize(curve.runs, bounds[game]), points=points)
+    points = [(steps, measures.scale_score(values, bounds[game])) for steps, values in curve.points]
+    return replace(curve, runs=measures.scale_score(curve.runs, bounds[game]), points=points)
 
 
 def _list_missed(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
@@ -327,7 +327,7 @@ def _measure_overall(matrices: Mapping[str, Array], units: Units) -> list[Overal
     ]  # fmt: skip
 
 
-def _iterate_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
+def _iterate_score_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
     """Yield a row of the table of scores for each run."""
     for result in comparison.results:
         about = *result.task, result.label, int(result.published)

@@ -54,7 +54,7 @@ class Curve:
         runs: runs × steps.
         published: true for results of others.
         num_levels: number of Procgen levels in training; 0 is all, None is unknown.
-        kind: description of published values other than returns in training.
+        value_note: description of published values other than returns in training.
         points: recorded steps and values of each run; empty if `runs` has them.
         edges: lower and upper edge of a band from a file.
     """
@@ -65,14 +65,14 @@ class Curve:
     runs: Array
     published: bool = False
     num_levels: int | None = None
-    kind: str = ""
+    value_note: str = ""
     points: Sequence[Points] = ()
     edges: tuple[Array, Array] | None = None
 
     @property
     def is_one_number(self) -> bool:
         """True for a published final result without its learning curve."""
-        return self.published and (len(self.steps) == 1 or self.kind.startswith(ONE_NUMBER))
+        return self.published and (len(self.steps) == 1 or self.value_note.startswith(ONE_NUMBER))
 
     @property
     def mean(self) -> Array:
@@ -103,7 +103,7 @@ class Curve:
         runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         if self.edges is not None:
             return "reference"
-        return f"published: {self.kind or runs}" if self.published else runs
+        return f"published: {self.value_note or runs}" if self.published else runs
 
 
 def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:

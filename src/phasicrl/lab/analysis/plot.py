@@ -88,7 +88,7 @@ def plot_runs(
     stem = prepare_stem(output)
     source = f"{metric} of {', '.join(map(str, runs))}"
     images = save_figure(figure, stem, f"{source}; published: {reference}" if reference else source)
-    return [*images, write_csv(stem, _COLUMNS, _iterate_rows(curves, metric))]
+    return [*images, write_csv(stem, _COLUMNS, _iterate_point_rows(curves, metric))]
 
 
 def require_matplotlib() -> None:
@@ -116,7 +116,7 @@ def write_csv(stem: Path, columns: Sequence[str], rows: Iterable[Sequence[object
     return path
 
 
-def _iterate_rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequence[object]]:
+def _iterate_point_rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequence[object]]:
     """Yield a row of the table for each point of each curve."""
     for curve in curves:
         key = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published),

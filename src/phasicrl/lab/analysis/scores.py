@@ -76,8 +76,8 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
     ours, theirs = np.asarray(scores, np.float64), np.asarray(others, np.float64)
     # Larger blocks would not fit: each run is compared with each of the others.
     pairs = zip(
-        _resample(ours, seed=0, share=len(theirs)),
-        _resample(theirs, seed=1, share=len(theirs), like=ours),
+        _resample(ours, seed=0, growth=len(theirs)),
+        _resample(theirs, seed=1, growth=len(theirs), like=ours),
         strict=True,
     )
     drawn = np.concatenate([_compute_win_rate(mine, other) for mine, other in pairs])
@@ -92,12 +92,12 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
     """
     matrix, levels = np.asarray(scores, np.float64), np.asarray(thresholds, np.float64)
 
-    def share_above(block: Array) -> Array:
+    def compute_share_above(block: Array) -> Array:
         return (block[..., None] > levels).mean((-3, -2))
 
-    blocks = _resample(matrix, seed=0, share=len(levels))
-    return share_above(matrix), *_compute_interval(
-        np.concatenate([share_above(block) for block in blocks])
+    blocks = _resample(matrix, seed=0, growth=len(levels))
+    return compute_share_above(matrix), *_compute_interval(
+        np.concatenate([compute_share_above(block) for block in blocks])
     )
 
 
@@ -123,7 +123,7 @@ def median_steps_to_target(steps: ArrayLike) -> Estimate:
 Score = TypeVar("Score", float, Array)
 
 
-def normalize(score: Score, bounds: tuple[float, float]) -> Score:
+def scale_score(score: Score, bounds: tuple[float, float]) -> Score:
     """Scale a score: 0 is the first bound (chance), 1 the second (the best)."""
     low, high = bounds
     return (score - low) / (high - low)
@@ -151,20 +151,20 @@ PROCGEN_BOUNDS["easy-paper"] = PROCGEN_BOUNDS["easy"] | {"jumper": (3, 10), "lea
 
 
 def _resample(
-    scores: Array, *, seed: int, share: int = 1, like: Array | None = None
+    scores: Array, *, seed: int, growth: int = 1, like: Array | None = None
 ) -> Iterator[Array]:
     """Yield blocks `[B, R, T]` of runs resampled with replacement within each task.
 
     Args:
         scores: `[R, T]`.
         seed: seed of the resampling.
-        share: size of the arrays computed from a resample, in resamples.
-        like: scores whose size sets the block length.
+        growth: how many numbers are computed from each number of a resample.
+        like: scores by whose size blocks are cut; None: `scores`.
     """
     runs, tasks = scores.shape
     generator, places = np.random.default_rng(seed), np.arange(tasks)
     size = (scores if like is None else like).size
-    block = max(1, MAX_BLOCK // (size * share))
+    block = max(1, MAX_BLOCK // (size * growth))
     for start in range(0, RESAMPLES, block):
         drawn = generator.integers(runs, size=(min(block, RESAMPLES - start), runs, tasks))
         yield scores[drawn, places]

@@ -40,11 +40,11 @@ A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 
 
 class Base(NamedTuple):
-    """Settings of a task, which arms change.
+    """Configurations for a task, which arms change.
 
     Attributes:
-        ppg: settings of PPG.
-        ppo: settings of PPO.
+        ppg: configuration of PPG.
+        ppo: configuration of PPO.
         images: true for a game of Procgen.
     """
 
@@ -80,7 +80,7 @@ class Suite:
         return self.small if scale == "small" else self.paper
 
     def base(self, task: str, scale: Scale) -> Base:
-        """Return the settings of PPG and PPO for a task at a scale.
+        """Return the configurations of PPG and PPO for a task at a scale.
 
         Raises:
             ValueError: there is no such task.
@@ -109,26 +109,29 @@ class Suite:
 def _vary(
     symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
 ) -> Callable[[Base], list[Arm]]:
-    """Make arms of PPG with other values of an option, one set for images and one for vectors."""
+    """Return a function that makes arms of PPG, one for each value of an option.
+
+    Tasks with images and with vectors have their values.
+    """
     return lambda base: make_arms(
         base.ppg, {f"{symbol} = {x}": {field: x} for x in (images if base.images else vectors)}
     )
 
 
 def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
-    """Make arms of PPG with changed options."""
+    """Return a function that makes an arm of PPG for each set of changes."""
     return lambda base: make_arms(base.ppg, changes)
 
 
-def _compare_algorithms(base: Base) -> list[Arm]:
-    """Compare PPG and PPO with their settings."""
+def _make_algorithm_arms(base: Base) -> list[Arm]:
+    """Make arms of PPG and PPO."""
     return [("PPG", base.ppg), ("PPO", base.ppo)]
 
 
-def _compare_codes(base: Base) -> list[Arm]:
-    """Compare the presets of the paper's algorithms with the codes of the table."""
+def _make_code_arms(base: Base) -> list[Arm]:
+    """Make arms of the paper's algorithms, and of the codes of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
-    arms = [*_compare_algorithms(base), *make_arms(base.ppg, of_openai)]
+    arms = [*_make_algorithm_arms(base), *make_arms(base.ppg, of_openai)]
     if base.images:
         settings = base.ppg.values()
         scale = {path: settings[path] for path in ("env.id", *_SMALL_IMAGES)}
@@ -140,14 +143,14 @@ def _compare_codes(base: Base) -> list[Arm]:
     return arms
 
 
-def _compare_value_networks(base: Base) -> list[Arm]:
-    """Compare PPO with one network and with two."""
+def _make_value_network_arms(base: Base) -> list[Arm]:
+    """Make arms of PPO with one network and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
     return make_arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
-def _compare_value_training(base: Base) -> list[Arm]:
-    """Compare value training in both phases with the policy phase alone, also twice as often."""
+def _make_value_training_arms(base: Base) -> list[Arm]:
+    """Make arms with value training in both phases, in one, and in one twice as often."""
     alone = {"aux.value_coef": 0.0}
     changes: dict[str, dict[str, Any]] = {
         "values trained": {"aux.value_coef": 1.0},
@@ -158,8 +161,8 @@ def _compare_value_training(base: Base) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _compare_auxiliary_data(base: Base) -> list[Arm]:
-    """Compare auxiliary epochs over all data of a phase with epochs over parts of it."""
+def _make_auxiliary_data_arms(base: Base) -> list[Arm]:
+    """Make arms with auxiliary epochs over all data of a phase, and over parts of it."""
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
     changes: dict[str, dict[str, Any]] = {
@@ -171,8 +174,8 @@ def _compare_auxiliary_data(base: Base) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _compare_report_settings(base: Base) -> list[Arm]:
-    """Compare the PPO of source 004 with its changes, one by one."""
+def _make_report_arms(base: Base) -> list[Arm]:
+    """Make arms of the PPO of source 004 and its changes, one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
     normalized, tanh = {"action.rescale": True}, {"action.mean": "tanh"}
@@ -192,9 +195,8 @@ def _compare_report_settings(base: Base) -> list[Arm]:
         "learning rate 1e-3, actions normalized": rate | normalized,
         "learning rate 1e-3, actions normalized, tanh": rate | normalized | tanh,
     }
-    return make_arms(
-        get_preset("compat-mva-ppo").with_updates({"env.id": base.ppo.env.id}), changes
-    )
+    mva = get_preset("compat-mva-ppo").with_updates({"env.id": base.ppo.env.id})
+    return make_arms(mva, changes)
 
 
 _HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
@@ -227,8 +229,8 @@ _DETAILS: dict[str, dict[str, Any]] = {
 """Both variants of the details that source 000 adds to the paper."""
 
 
-def _compare_details(base: Base) -> list[Arm]:
-    """Compare PPG with variants in which one detail differs."""
+def _make_ppg_detail_arms(base: Base) -> list[Arm]:
+    """Make arms of PPG, and of PPG with one detail changed."""
     ppg = base.ppg
     excluded: set[str] = set()
     for group, phase in {"ppo": ppg.ppo, "aux": ppg.aux}.items():
@@ -246,8 +248,8 @@ def _compare_details(base: Base) -> list[Arm]:
     return make_arms_with_base("PPG", ppg, changes)
 
 
-def _compare_penalties(base: Base) -> list[Arm]:
-    """Compare clipping and KL penalties, with normalized rewards and without."""
+def _make_penalty_arms(base: Base) -> list[Arm]:
+    """Make arms with clipping and KL penalties, with normalized rewards and without."""
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     objectives: dict[str, dict[str, Any]] = {
         "clipping": {},
@@ -258,18 +260,14 @@ def _compare_penalties(base: Base) -> list[Arm]:
         "rewards normalized": {"reward_norm.per": "rollout"},
         "rewards as they are": {"reward_norm.per": "none"},
     }
-    return make_arms(
-        base.ppg,
-        {
-            f"{way}, {norm}": objectives[way] | rewards[norm]
-            for norm in rewards
-            for way in objectives
-        },
-    )
+    changes = {
+        f"{way}, {norm}": objectives[way] | rewards[norm] for norm in rewards for way in objectives
+    }
+    return make_arms(base.ppg, changes)
 
 
-def _compare_rates(base: Base) -> list[Arm]:
-    """Compare numbers of policy epochs at one third, one and three times the learning rate."""
+def _make_rate_arms(base: Base) -> list[Arm]:
+    """Make arms with numbers of policy epochs at one third, one and three times the rate."""
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
     epochs = (1, 3, 6) if base.images else (1, 3, 10)
@@ -295,7 +293,7 @@ _report_suite = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
 
 SUITES: dict[str, Suite] = {
     "fig2": _paper_suite(
-        "PPG and PPO (PPG paper, figure 2)", _compare_algorithms,
+        "PPG and PPO (PPG paper, figure 2)", _make_algorithm_arms,
         small=("starpilot", "acrobot", "hopper")),
     "fig3": _paper_suite(
         "policy epochs E_π (PPG paper, figure 3)",
@@ -316,33 +314,33 @@ SUITES: dict[str, Suite] = {
         "two networks, and one (PPG paper, figure 7)",
         _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}})),
     "fig8": _paper_suite(
-        "PPO with one network, and with two (PPG paper, figure 8)", _compare_value_networks),
+        "PPO with one network, and with two (PPG paper, figure 8)", _make_value_network_arms),
     "fig9": _paper_suite(
         "value training in the auxiliary phase, or none (PPG paper, figure 9)",
-        _compare_value_training),
+        _make_value_training_arms),
     "seeds-table": Suite(
-        "the codes of source 000's table on three games, easy, 25M steps", _compare_codes,
+        "the codes of source 000's table on three games, easy, 25M steps", _make_code_arms,
         small=_TABLE, small_steps=150_000, paper=_TABLE, levels="easy"),
     "skip-aux": _paper_suite(
         "each auxiliary phase, or every other one (source 000)",
         _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
         paper=_TABLE, levels="easy"),
     "n-aux": _paper_suite(
-        "auxiliary epochs over N of the N_π iterations (source 001)", _compare_auxiliary_data),
+        "auxiliary epochs over N of the N_π iterations (source 001)", _make_auxiliary_data_arms),
     "details": _detail_suite(
-        "PPG with one detail of its code changed (source 000)", _compare_details,
+        "PPG with one detail of its code changed (source 000)", _make_ppg_detail_arms,
         paper=_TABLE, levels="easy"),
     "ppo-details": _detail_suite(
         "PPO with one detail of its code changed",
         lambda base: make_env_arms(base.ppo, make_detail_arms)),
     "penalties": _detail_suite(
-        "KL penalties, rewards normalized or not (source 001)", _compare_penalties,
+        "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small=("pendulum", "hopper")),
     "rates": _detail_suite(
-        "policy epochs E_π at three learning rates (source 001)", _compare_rates),
+        "policy epochs E_π at three learning rates (source 001)", _make_rate_arms),
     "mva": _report_suite(
         "deviations, normalized actions and rewards, learning rates (source 004)",
-        _compare_report_settings, small=_REPORT, paper=_REPORT),
+        _make_report_arms, small=_REPORT, paper=_REPORT),
     "tricks": _report_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
         lambda base: make_env_arms(base.ppo, make_rung_arms)),

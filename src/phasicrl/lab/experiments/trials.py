@@ -81,7 +81,11 @@ def vary_seed(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> l
 
 
 def check_seeds(where: Path, seeds: Iterable[int]) -> None:
-    """Refuse seeds for choosing and seeds for reporting in one file or directory."""
+    """Check that `where` does not have both seeds for choosing and seeds for reporting.
+
+    Raises:
+        ValueError: some seeds are below `FIRST_REPORT_SEED`, and others are not.
+    """
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
         raise ValueError(f"{where} has {chosen}, and others, which are reported; separate them")
@@ -205,7 +209,7 @@ def run_in_processes(
                     failure = Failure(f"its process ended with exit code {child.exitcode}")
                     yield item, outcome or failure
         finally:
-            signals.hold()
+            signals.ignore_further()
             for _, child in running.values():
                 child.terminate()
             for _, child in running.values():
@@ -226,7 +230,7 @@ def _run_child(sender: Connection, function: Callable[[Any], Any], item: Any) ->
     sender.send(outcome)
 
 
-def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tuple[Item, T]]:
+def yield_successes(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tuple[Item, T]]:
     """Yield the items with their results, then raise an error if some have failed.
 
     Raises:
@@ -259,7 +263,7 @@ def run_missing_trials(
     if twice:
         raise ValueError(f"trials has {twice[0]} twice; give each task and seed once")
     outcomes = run_in_processes(table.find_missing(trials), run_trial, jobs=jobs)
-    for trial, rows in raise_failures(outcomes):
+    for trial, rows in yield_successes(outcomes):
         table.add(rows)
         yield trial
 

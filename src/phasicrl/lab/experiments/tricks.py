@@ -179,7 +179,7 @@ def _make_episode_arms(base: Config, limit: int) -> dict[str, dict[str, Any]]:
 
 
 def make_env_arms(base: Config, make: Callable[..., list[Arm]], **options: Any) -> list[Arm]:
-    """Make arms for the environment of `base`.
+    """Make arms with what `make` needs to know about the environment of `base`.
 
     Args:
         base: configuration with all other options.

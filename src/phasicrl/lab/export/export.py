@@ -105,7 +105,7 @@ def export_policy(
     num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = saved.make_envs(num_envs, "unseen", seed=0)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
-        agent = saved.load(envs, weights)
+        agent = saved.load_agent(envs, weights)
         graph = PolicyGraph(agent, has_masks=envs.mask_size > 0).eval()
         samples = list(islice(_iterate_inputs(graph, envs), math.ceil(observations / num_envs)))
         metadata = {
@@ -248,12 +248,12 @@ def _open_torch(path: Path) -> tuple[str | None, Any]:
     files: dict[str, Any] = {_KEY: ""}
     module = torch.export.load(path, extra_files=files).module()
 
-    def run(inputs: Arrays) -> list[NDArray[Any]]:
+    def run_program(inputs: Arrays) -> list[NDArray[Any]]:
         with torch.no_grad():
             outputs = module(*map(torch.from_numpy, inputs.values()))
         return [tensor.numpy() for tensor in outputs]
 
-    return files[_KEY], run
+    return files[_KEY], run_program
 
 
 def play_exported(
@@ -288,7 +288,7 @@ def play_exported(
                     f"{file or saved.files.path} was exported for the {space} {exported}; expected "
                     f"{here} of {envs.name}. Give the run of the file."
                 )
-        layout = saved.load(envs).reader.layout
+        layout = saved.load_agent(envs).reader.layout
 
         def act(given: Any) -> tuple[Tensor, Tensor]:
             inputs = make_named_inputs(layout, *given)

@@ -36,7 +36,7 @@ GetImages = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @torch.inference_mode()
 def film_episodes(
-    saved: SavedAgent, load: Callable[[Any], Agent], output: Path, *, num_envs: int = 1,
+    saved: SavedAgent, load_agent: Callable[[Any], Agent], output: Path, *, num_envs: int = 1,
     episodes: int = 1, policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0,
     fps: int = 15, size: int = 512, overlay: bool = False,
 ) -> Evaluation:  # fmt: skip
@@ -44,7 +44,7 @@ def film_episodes(
 
     Args:
         saved: configuration and environments of the run.
-        load: function that returns the agent for environments.
+        load_agent: function that returns the agent for environments.
         output: H.264 file.
         num_envs: environments side by side, in a square.
         episodes: episodes over all environments.
@@ -59,9 +59,9 @@ def film_episodes(
         ValueError: the environment has no images.
         ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
-    envs, get_images = _make_envs(saved, lambda saved: saved.make_envs(num_envs, levels, seed))
-    with closing(envs), _open_film(output, fps=fps, size=size) as write:
-        agent = load(envs)
+    envs, get_images = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
+    with closing(envs), _open_film(output, fps=fps, size=size) as write_image:
+        agent = load_agent(envs)
         drawing = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
@@ -72,7 +72,7 @@ def film_episodes(
                 large = [enlarge(image, side) for image in images]
                 strips = (strip(index, image.shape[1]) for index, image in enumerate(large))
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
-            write(tile(images))
+            write_image(tile(images))
 
         def on_choice(inputs: Any, output: Any, action: Tensor) -> None:
             nonlocal strip
@@ -154,7 +154,7 @@ class _Renderer:
         return self._reset(**given)
 
 
-def _make_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
+def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
     """Make environments, and a function that returns their images.
 
     Images are the observations, else the result of `render()`. A vector environment that resets in
@@ -175,12 +175,12 @@ def _make_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
         return envs, lambda obs, _: _to_rgb(obs, shape)
     if not make_vector_env:
         envs.close()
-        envs = _render_envs(saved, envs.name, make_envs, renderers)
+        envs = _make_rendered(saved, envs.name, make_envs, renderers)
     if any(each.env.render_mode != "rgb_array" for each in renderers):
         envs.close()
         raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
 
-    def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    def draw_images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:
             vector = renderers[-1]
             return np.where(ended[:, None, None, None], vector.get_last_image(), vector.draw())
@@ -188,10 +188,10 @@ def _make_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
         pairs = zip(renderers[-envs.num_envs :], ended, strict=True)
         return np.stack([each.get_last_image() if end else each.draw() for each, end in pairs])
 
-    return envs, images
+    return envs, draw_images
 
 
-def _render_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
+def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
     """Make Gymnasium's environments of the same name, which render images."""
     config, user_env, env_id = saved.config, saved.env_objects["make_env"], name.rpartition(":")[2]
     spec = None if user_env else gym.registry.get(env_id)
@@ -200,7 +200,7 @@ def _render_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_
     options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
     get_camera = functools.cache(RayCamera)  # possible after the first reset
 
-    def draw(env: gym.Env[Any, Any]) -> Any:
+    def draw_env(env: gym.Env[Any, Any]) -> Any:
         try:
             return get_camera(env).draw() if is_mujoco else env.render()
         except gym.error.DependencyNotInstalled as error:
@@ -208,7 +208,7 @@ def _render_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_
 
     def make_env() -> gym.Env[Any, Any]:
         env = maker()
-        renderers.append(_Renderer(env, partial(draw, env)))
+        renderers.append(_Renderer(env, partial(draw_env, env)))
         return env
 
     try:
@@ -237,7 +237,7 @@ def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndar
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 
-    def write(image: np.ndarray) -> None:
+    def write_image(image: np.ndarray) -> None:
         nonlocal stream
         large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
@@ -249,7 +249,7 @@ def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndar
         stream.send(large)
 
     try:
-        yield write
+        yield write_image
     finally:
         if stream is not None:
             stream.close()

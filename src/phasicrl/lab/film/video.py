@@ -56,7 +56,7 @@ def film(
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
     path = output or saved.files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
     return path, film_episodes(
-        saved, lambda envs: saved.load(envs, weights), path,
+        saved, lambda envs: saved.load_agent(envs, weights), path,
         num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
         size=size, overlay=overlay,
     )  # fmt: skip

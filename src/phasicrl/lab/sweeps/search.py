@@ -154,11 +154,11 @@ def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
         trial.set_user_attr(_SLOT, slot)
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
-        frozen = _train(folder, search, study, trial, threads)
+        frozen = _train_seeds(folder, search, study, trial, threads)
     return sweep.Outcome(frozen.state.name.lower(), frozen.value)
 
 
-def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
+def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
     """Train all seeds of a trial, and report to the study; return Optuna's record of the trial.
 
     All seeds are trained to the end of a rung before the next rung, so that the reported score is
@@ -166,7 +166,7 @@ def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | 
     """
     decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
     try:
-        _, config = sweep.apply_settings(search.base, decoded)
+        _, config = sweep.make_sweep_arm(search.base, decoded)
     except ValueError as error:  # these values do not go together
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -102,20 +102,20 @@ def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[s
         ValueError: values do not fit, or the module of an environment is not imported.
     """
     combinations = itertools.product(*values.values())
-    arms = [apply_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
+    arms = [make_sweep_arm(base, dict(zip(values, each, strict=True))) for each in combinations]
     for _, config in arms:
         check_imports(config)
     return arms
 
 
-def apply_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Config]:
-    """Make the arm of some settings; its name has all of them but the environment.
+def make_sweep_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config]:
+    """Make an arm with these values of options, and name it by all but the environment.
 
     Raises:
         ValueError: an option is unknown or set by the sweep, or values do not fit together; the
             message names the arm.
     """
-    changes = {path: tuple(x) if isinstance(x, list) else x for path, x in settings.items()}
+    changes = {path: tuple(x) if isinstance(x, list) else x for path, x in values.items()}
     words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
     arm = " ".join([base.name, *words])
     try:
@@ -190,7 +190,7 @@ def run_sweep(
     else:
         train = partial(train_trial, threads=cpus)
         outcomes = _run_on_ray(unfinished, train, ray[0] if ray else "auto", cpus, gpus)
-    for folder, state in trials.raise_failures(outcomes):
+    for folder, state in trials.yield_successes(outcomes):
         on_trial(folder.name, state)
 
 
@@ -202,11 +202,11 @@ def train_trial(folder: Path, *, threads: int | None = None) -> str:
         return "running"
     with closing(lock):
         if not (folder / OUTCOME).is_file():
-            write_json(folder / OUTCOME, _train(folder, threads))
+            write_json(folder / OUTCOME, _train_locked(folder, threads))
         return read_options(Outcome, folder / OUTCOME).state
 
 
-def _train(folder: Path, threads: int | None) -> Outcome:
+def _train_locked(folder: Path, threads: int | None) -> Outcome:
     """Train or resume a trial locked by this process."""
     if (folder.parent / SEARCH).is_file():
         from phasicrl.lab.sweeps.search import train_search_trial
