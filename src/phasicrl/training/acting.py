@@ -152,7 +152,7 @@ def load(
     is_checkpoint = (path / MANIFEST).is_file()
     saved = SavedAgent.open(path.absolute().parents[1] if is_checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:
-        network = saved.load(envs, weights)
+        network = saved.load_agent(envs, weights)
         if is_checkpoint:
             network.load_state_dict(load_part(path).tree["learner"]["agent"])
         return TrainedAgent(network, envs, saved.config, seed)
