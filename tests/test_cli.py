@@ -43,6 +43,27 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> 
     return text
 
 
+def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = "tests.corridor:corridor"
+    words = ("--output-dir", str(tmp_path), *SMALL, "--env.id", "corridor")
+    assert main(["train", "classic-ppo", *words, "--make-env", own]) == 0
+    (run,) = map(str, tmp_path.iterdir())
+    for command in (
+        ["evaluate", run, "--episodes", "2"],
+        ["resume", run],
+        ["train", "--from", run],
+    ):
+        text = error_of(capsys, *command)
+        assert "--make-env" in text and (own in text or command[0] == "train")
+        more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []
+        assert main([*command, *more, f"--make-env={own}"]) == 0, command
+    for wrong in ("tests.corridor:none", "tests.nowhere:f", "corridor"):
+        text = error_of(capsys, "evaluate", run, "--make-env", wrong)
+        assert f"make_env is '{wrong}'; expected MODULE:FUNCTION" in text
+
+
 def test_flags_are_the_paths_of_the_configuration() -> None:
     config = parse_config(
         [

@@ -8,7 +8,9 @@ that they need, so that `phasicrl --help` is fast.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import inspect
 import io
 import sys
 import traceback
@@ -51,6 +53,14 @@ evaluation.every_iterations evaluation.episodes evaluation.film
 
 
 @dataclass(frozen=True)
+class _ObjectOptions:
+    """Objects of the user, in commands whose functions take them."""
+
+    make_env: str = ""
+    """Function that makes an environment, as `MODULE:FUNCTION`."""
+
+
+@dataclass(frozen=True)
 class _CommonOptions:
     """Options of every command."""
 
@@ -72,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths may have any letters
     try:
+        sys.path.append("")  # modules of the user may be in this folder
         for module in options.modules:
             importlib.import_module(module)
         run_command(words, all_commands(), "phasicrl")
@@ -128,7 +139,8 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
         for name, command in commands.items():
             print(f"  {name:<12}{(command.__doc__ or '').partition(chr(10))[0]}")
         print(f"\n`{prog} COMMAND --help` lists the options of a command.")
-        print("--debug prints the traceback of an error; --import MODULE imports a module first.")
+        print("--debug prints the traceback of an error; --import MODULE imports a module first;")
+        print("--make-env MODULE:FUNCTION makes your own environment (train, resume, evaluate, …).")
         raise SystemExit(0 if words else USER_ERROR)
     if words[0] == "--version":
         return print(version("phasicrl"))
@@ -193,12 +205,33 @@ def parse_and_call(
 ) -> Any:
     """Parse arguments by the signature of a library function, and call the function.
 
-    Parameters that have no text form, such as functions, keep their defaults.
+    Parameters that have no text form, such as functions, keep their defaults, except `make_env`.
     """
+    kinds = (each.kind for each in inspect.signature(function).parameters.values())
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        objects, words = _parse_objects(words)
+        function = functools.partial(function, **objects)
     return tyro.cli(
         function, args=words, prog=f"phasicrl {prog}", registry=_REGISTRY,
         config=(marker, tyro.conf.SuppressFixed),
     )  # fmt: skip
+
+
+def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Parse `--make-env MODULE:FUNCTION`, and return the objects by name, and the other arguments.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    options, rest = tyro.cli(_ObjectOptions, args=words, return_unknown_args=True, add_help=False)
+    if not options.make_env:
+        return {}, rest
+    module, _, name = options.make_env.partition(":")
+    try:
+        return {"make_env": getattr(importlib.import_module(module), name)}, rest
+    except (ImportError, AttributeError, ValueError) as error:
+        given = f"make_env is {options.make_env!r}; expected MODULE:FUNCTION"
+        raise ValueError(f"{given} ({error})") from error
 
 
 def print_lines(result: Iterable[object]) -> None:
@@ -219,12 +252,13 @@ class _TrainOptions:
 
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
+    objects, words = _parse_objects(words)
     options, config = parse_run(words, "train", _TrainOptions)
     from phasicrl.algorithm import train
     from phasicrl.system.signals import handle_preemption
 
     with handle_preemption():
-        _print_run(train(config, resume=options.resume))
+        _print_run(train(config, resume=options.resume, **objects))
 
 
 def parse_config(words: list[str]) -> Config:

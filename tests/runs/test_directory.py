@@ -30,7 +30,11 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     files = RunDirectory(run.directory)
     assert files.config == files.load_config(make_env=corridor) == run.config
     card = files.card
-    assert card["seed"] == 3 and card["env_steps"] == 128 and card["own"] == ["environment"]
+    assert (
+        card["seed"] == 3
+        and card["env_steps"] == 128
+        and card["own"] == {"make_env": "tests.corridor:corridor"}
+    )
     assert card["versions"]["torch"] == torch.__version__ and card["commit"] == find_commit()
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
@@ -78,8 +82,8 @@ def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
 )
 def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str) -> None:
     files = RunDirectory.make(tiny(tmp_path))
-    files.write_card({"own": [what]})
-    with pytest.raises(ValueError, match=f"custom {what}; .* {argument}=…"):
+    files.write_card({"own": {argument: "mine:make"}})
+    with pytest.raises(ValueError, match=rf"with {argument}=mine:make; .* {what}\. .*{argument}=…"):
         files.load_config(**{argument: None})
     assert files.load_config(**{argument: len}) == files.load_config() == tiny(tmp_path)
 

@@ -131,7 +131,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
         "envpool: or gymnasium:. `phasicrl envs` lists known ones. For one that a module registers "
-        f"write gymnasium:MODULE:ID, or add `--import MODULE`.{missing}"
+        "write gymnasium:MODULE:ID, or add `--import MODULE`; for one that a function makes, "
+        f"`--make-env MODULE:FUNCTION`.{missing}"
     )
 
 

@@ -133,13 +133,15 @@ class RunDirectory:
         """
         self._check_is_run()
         self.check_special_files()
-        for kind in self.card.get("own", ()):
-            names = [name for name, each in USER_OBJECTS.items() if each == kind and name in given]
-            if names and all(given[name] is None for name in names):
+        for name, used in dict(self.card.get("own", {})).items():
+            kind = USER_OBJECTS.get(name)
+            names = [other for other in given if USER_OBJECTS[other] == kind]
+            if names and all(given[other] is None for other in names):
                 raise ValueError(
-                    f"{self.path} was trained with a custom {kind}; expected the same. "
-                    "Call phasicrl.resume, phasicrl.evaluate or the function of another command "
-                    f"from Python with {' or '.join(f'{name}=…' for name in names)}"
+                    f"{self.path} was trained with {name}={used}; expected the same {kind}. Give "
+                    f"{'--make-env MODULE:FUNCTION, or ' * (name == 'make_env')}"
+                    f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
+                    "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
         config = self.config
         try:

@@ -25,13 +25,20 @@ from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_erro
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, hash_tensors, save_checkpoint
 from phasicrl.runs.console import format_duration
-from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
+
+
+def _name(function: Any) -> str:
+    """Return the module and name of a function, as `MODULE:FUNCTION`."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{function.__module__}:{name}"
+
 
 OnIteration = Callable[["Run", Record], Literal["stop"] | None]
 """Called after each iteration with the run and its metrics; "stop" ends the run there."""
@@ -290,7 +297,7 @@ class Run:
         self.files.write_card({
             **self._origin,
             "seed": self.config.seed,
-            "own": [USER_OBJECTS[name] for name, each in self.user.items() if each is not None],
+            "own": {name: _name(each) for name, each in self.user.items() if each is not None},
             "env_steps": self.env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
