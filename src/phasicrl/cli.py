@@ -39,7 +39,8 @@ Command = Callable[[list[str]], None]
 """Function of the arguments of one command; its docstring is the help."""
 
 COMMON = """
-name seed total_env_steps output_dir init_from imports env.id env.num_envs env.num_threads
+name seed total_env_steps stop_at_return output_dir init_from imports env.id env.num_envs
+env.num_threads
 env.parallel env.options env.distribution env.num_levels model.value_path model.encoder
 model.channels model.hidden_sizes model.activation model.memory model.memory_size action.std
 action.squash ppo.num_steps ppo.gamma ppo.gae_lambda ppo.policy_epochs ppo.value_epochs

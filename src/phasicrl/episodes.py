@@ -72,6 +72,11 @@ class EpisodeStatistics:
         return record
 
     @property
+    def is_full(self) -> bool:
+        """Return whether as many episodes have finished as the window has."""
+        return len(self._recent) == self._recent.maxlen
+
+    @property
     def recent_mean(self) -> float:
         """Mean return over the window; NaN before the first episode has finished."""
         return float(np.mean(self._recent)) if self._recent else float("nan")

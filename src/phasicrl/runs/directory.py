@@ -55,7 +55,7 @@ def fill_user_objects(
 
 
 _MUTABLE_OPTIONS = (
-    "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
+    "name", "stop_at_return", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
     "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """Path prefixes of options that may change when a run is resumed."""

@@ -168,7 +168,7 @@ class Run:
         """Log the iteration's metrics, call the hook; evaluate and save if either is due.
 
         Returns:
-            Whether the hook of a process returned "stop".
+            Whether to stop: the hook of a process returned "stop", or `stop_at_return` is reached.
 
         Raises:
             ValueError: the hook returned something else.
@@ -190,7 +190,9 @@ class Run:
         finally:  # whatever the hook does, the iteration is complete
             self._write_metrics({})
             self.maybe_checkpoint()
-        return self.world.any_rank(answer == "stop")
+        goal, episodes = self.config.stop_at_return, self.collector.episodes
+        is_solved = goal is not None and episodes.is_full and episodes.recent_mean >= goal
+        return self.world.any_rank(is_solved or answer == "stop")
 
     def _write_metrics(self, record: Record) -> None:
         """Write a row of metrics, with those of the user so far, unless there are none."""
