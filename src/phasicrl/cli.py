@@ -89,9 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
         run_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
-        from phasicrl.runs.console import silence
+        from phasicrl.runs.console import discard_output
 
-        silence(sys.stdout)
+        discard_output(sys.stdout)
         return BROKEN_PIPE
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # raised by rich

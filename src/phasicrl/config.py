@@ -226,7 +226,7 @@ class ActionConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOConfig(_Group):
-    """Policy phase: rollouts, advantages, epochs and losses."""
+    """Options of the policy phase: rollouts, advantages, epochs and losses."""
 
     _prefix: ClassVar[str] = "ppo."
     num_steps: _Int = 256

@@ -57,12 +57,12 @@ def from_json(options_type: type[T], text: str) -> T:
         ValueError: the text is not JSON, or has another schema number.
     """
     tree = _parse_object(text, "this")
-    pop_schema(tree)
+    check_schema(tree)
     return _from_tree(options_type, tree, "")
 
 
-def pop_schema(tree: dict[str, Any]) -> None:
-    """Remove the schema number from the content of a file.
+def check_schema(tree: dict[str, Any]) -> None:
+    """Check and remove the schema number in the content of a file.
 
     Raises:
         ValueError: the schema number is another one, or missing.

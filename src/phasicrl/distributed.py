@@ -26,7 +26,7 @@ _WORLD_IDS = itertools.count()
 
 
 class RankError(RuntimeError):
-    """Failure of another process of the run, or of the connection to it."""
+    """Failure of another rank, or of the connection to it."""
 
     exit_code = 6
 

@@ -130,7 +130,7 @@ class PolicyPhaseLoss:
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
         """Return the weighted value loss (PPG paper, equation 2), and the plain one as a term."""
-        rescale = self.module.to_value_units
+        rescale = self.module.scale_for_loss
         value, target, old_value = map(rescale, (value, samples.value_target, samples.old_value))
         loss = objectives.value_loss(value, target, old_value, clip=self.ppo.value_clip)
         loss = objectives.weighted_mean(loss, samples.weight)
@@ -162,7 +162,7 @@ class AuxiliaryLoss:
         # Penalize changes of the policy, and train both value heads.
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)
-        aux_value, value, target = map(agent.to_value_units, values)
+        aux_value, value, target = map(agent.scale_for_loss, values)
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
         terms = {

@@ -228,7 +228,7 @@ class AuxiliaryProgress:
         old_dist_params: parameters of the policy's distribution before the phase, `[K·B, T, P]`.
         means: means of the metrics so far.
         epoch: number of finished epochs.
-        seconds: seconds spent until the last start of an epoch.
+        seconds: seconds of the phase until its latest epoch began.
     """
 
     old_dist_params: Float[Tensor, "KB T P"]

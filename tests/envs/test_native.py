@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     reason="EnvPool on x86-64 Linux only",
 )
 needs_wheel = pytest.mark.skipif(
-    native.find_wheel_folder() is None, reason="PyQt5-Qt5 is not installed"
+    native.find_qt_folder() is None, reason="PyQt5-Qt5 is not installed"
 )
 
 FRAMES = """
@@ -59,7 +59,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
     """
     usual = run("source = native.ensure_qt()" + FRAMES)
     stand_ins = run(
-        "native.load_with_stand_ins(native.find_wheel_folder(), force=True); "
+        "native.load_with_stand_ins(native.find_qt_folder(), force=True); "
         "source = os.environ['QT_NO_GLIB']" + FRAMES
     )
     late = run(
@@ -75,7 +75,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
 def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "envpool_bundles_qt", lambda: False)
     monkeypatch.setattr(native, "_try_load", lambda *_: False)
-    monkeypatch.setattr(native, "find_wheel_folder", lambda: None)
+    monkeypatch.setattr(native, "find_qt_folder", lambda: None)
     native.ensure_qt.cache_clear()
     with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5, apt .*, conda"):
         native.ensure_qt()

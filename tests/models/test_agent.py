@@ -306,13 +306,13 @@ def test_values_stay_when_their_statistics_move(statistics: Any, value_path: Val
     agent, plain = make_agent(value_path, value_norm=norm), make_agent(value_path)
     raw, before = agent.value_normalizer, values_of(ask(plain, observations()))
     assert raw is not None and not plain.update_value_statistics(torch.tensor([1.0, 2.0]))
-    assert plain.to_value_units(before) is before
+    assert plain.scale_for_loss(before) is before
     places = [parameter.data_ptr() for parameter in agent.parameters()]
     # The first targets give the heads their units: mean 20, deviation 10.
     assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))
     first = ask(agent, observations())
     torch.testing.assert_close(values_of(first), 20 + 10 * before)
-    torch.testing.assert_close(agent.to_value_units(values_of(first)), before + 2)
+    torch.testing.assert_close(agent.scale_for_loss(values_of(first)), before + 2)
     # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32,
     # so in parts of the largest unit.
     for targets in ([-900.0, -700.0], [1e5, -1e5], [3.0, 3.0], [3.0] * 500, [-5.0, 5.0]):

@@ -140,8 +140,8 @@ def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
 class CheckedEnv(gym.Env[Any, Any]):
     """Wrapper of one environment that copies, packs and checks its observations.
 
-    Its spaces are a stored observation and a flat action; `info` contains the flat mask only,
-    because it is sent between processes. The environment is made at the first reset. Errors raise
+    Its spaces are those of stored observations and flat actions; `info`, which may be sent between
+    processes, has only the flat mask. The environment is made at the first reset. Errors raise
     an `EnvError`; with `restarts`, an error truncates the episode instead, the next episode begins
     in a new environment with a seed derived from the old one, and `info["restarted"]` is the error.
 
@@ -185,7 +185,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             seed, restarted = None, {"restarted": str(failure)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Step the environment, and check and pack the observation, reward and flags."""
+        """Step the environment, check the result, and return it with a packed observation."""
         self._num_steps += 1
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])

@@ -53,7 +53,7 @@ def ensure_qt() -> str:
         return "not needed"
     if all(_try_load(name) for name in QT_LIBRARIES):
         return "system"
-    folder = find_wheel_folder()
+    folder = find_qt_folder()
     if folder is None:
         raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
     if all(_try_load(str(folder / name)) for name in QT_LIBRARIES):
@@ -141,7 +141,7 @@ def envpool_bundles_qt() -> bool:
     return any((Path(spec.origin).parent.parent / "envpool.libs").glob("libQt*"))
 
 
-def find_wheel_folder() -> Path | None:
+def find_qt_folder() -> Path | None:
     """Find the folder of the libraries of the package PyQt5-Qt5; None if not installed."""
     spec = importlib.util.find_spec("PyQt5")  # a namespace package: the wheel has no __init__.py
     places = (spec.submodule_search_locations if spec is not None else None) or ()

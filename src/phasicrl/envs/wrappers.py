@@ -43,7 +43,7 @@ class _Wrapper:
         return dataclasses.replace(step, obs=self._observe(step.obs))
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Restore the wrapped environments and return the current observations `[B, …]`."""
+        """Restore the result of `state_dict`; return the current observations `[B, …]`."""
         return self._observe(self._envs.load_state_dict(state))
 
     def _observe(self, obs: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ def has_compiler() -> bool:
 def compile_for(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a function of tensors for the shapes, dtypes and strides of example `inputs`.
 
-    Inputs that the function writes to must not share memory. The compiled function checks nothing:
-    it reads tensors of other shapes as if they had those of `inputs`. Compiled code is cached on
-    disk.
+    Inputs that the function writes to must not share memory with others. The compiled function
+    checks nothing: it reads tensors of other shapes as if they had those of `inputs`. Compiled code
+    is cached on disk.
 
     Raises:
         Exception: of any type: the function depends on values, such as the lengths of a packed

@@ -53,7 +53,7 @@ class Executor:
         return self.plan.precision[phase]
 
     def upload(self, values: Tensor) -> Tensor:
-        """Copy values of environments to the device, without waiting for a GPU."""
+        """Copy a tensor from the environments to the device, without waiting for the copy."""
         if values.device.type == "cpu" and self.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)

@@ -97,7 +97,7 @@ def measure_speed(
 
     Args:
         config: configuration to measure; its budget, displays, checkpoints and evaluations are off.
-        seconds: Duration of the measurement after a warm-up; at least three iterations (with PPG
+        seconds: Duration of the measurement after a warm-up; at least three iterations (of PPG
             phases).
         trace: File for a trace of every kernel of one more phase, for chrome://tracing and
             ui.perfetto.dev.

@@ -134,7 +134,7 @@ class Agent(nn.Module):
         return torch.zeros(num_sequences, self.state_size, device=self.value_head.weight.device)
 
     def param_groups(self) -> list[list[nn.Parameter]]:
-        """Return the parameters of each network: the policy's, and a separate value network's."""
+        """Return the parameters of the policy's network, and of the value network if separate."""
         if self.value_path != "separate":
             return [list(self.parameters())]
         policy, value = [], []
@@ -260,7 +260,7 @@ class Agent(nn.Module):
                 head.bias.copy_((head.bias.double() * old_std + old_mean - mean) / std)
         return False
 
-    def to_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def scale_for_loss(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Divide values or targets `[…]` by the targets' standard deviation, if normalized.
 
         The mean is not subtracted: losses depend on differences of values only.

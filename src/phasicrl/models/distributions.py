@@ -148,7 +148,8 @@ class TanhNormal(Normal):
     """Batch of distributions of `tanh(u)` in [−1, 1], where u is normal (Haarnoja et al. 2018).
 
     Actions are stored before the tanh: all methods take and return u. The KL divergence is that of
-    u, because the tanh is one to one. The mode is that of u, whose tanh is the median.
+    u, because the tanh is one to one. The mode is that of u; its tanh is the median. Densities and
+    the entropy are those of `tanh(u)`.
     """
 
     def log_prob(self, action: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -125,10 +125,10 @@ class Display:
     def silence(self) -> None:
         """Stop all output, because the program that read the stream has closed it."""
         self.kind = "off"
-        silence(self._bar.console.file)
+        discard_output(self._bar.console.file)
 
 
-def silence(stream: IO[str]) -> None:
+def discard_output(stream: IO[str]) -> None:
     """Discard all further output to a stream whose reading end is closed."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
         os.dup2(null.fileno(), stream.fileno())

@@ -330,10 +330,10 @@ class RunDirectory:
         raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
 
 
-def find_run(path: Path | str) -> RunDirectory:
-    """Return the directory of a run, or of an agent that comes with phasicrl, by its preset."""
-    agent = AGENTS / path
-    return RunDirectory(agent if agent.is_dir() and not Path(path).exists() else Path(path))
+def find_run(path_or_preset: Path | str) -> RunDirectory:
+    """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
+    path, agent = Path(path_or_preset), AGENTS / path_or_preset
+    return RunDirectory(agent if agent.is_dir() and not path.exists() else path)
 
 
 def _read_row(line: str) -> dict[str, Any] | None:

@@ -21,10 +21,10 @@ from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
     check_levels,
+    expand_levels,
     load_lab_object,
     make_evaluation_envs,
     run_agent,
-    split_levels,
 )
 
 
@@ -177,7 +177,7 @@ def evaluate(
     agent, results = None, []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else load_lab_object("StepTable")(file)
-        for which, policy in product(split_levels(levels), policies):
+        for which, policy in product(expand_levels(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
                 finished = run_agent(

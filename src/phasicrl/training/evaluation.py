@@ -84,8 +84,8 @@ OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, EpisodeTracker], None]
 """Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
-def split_levels(levels: EvaluatedLevels) -> tuple[Levels, ...]:
-    """Return the kinds of levels to evaluate, in order."""
+def expand_levels(levels: EvaluatedLevels) -> tuple[Levels, ...]:
+    """Return the kinds of levels to evaluate: for `both`, unseen and then training levels."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
 

@@ -16,11 +16,11 @@ from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
 from phasicrl.training.evaluation import (
     Episodes,
+    expand_levels,
     load_lab_object,
     make_evaluation_envs,
     mean_episode,
     run_agent,
-    split_levels,
 )
 
 _MAX_ENVS = 16
@@ -68,7 +68,7 @@ class PeriodicEvaluation:
             agent: copy of the agent on the CPU.
             env_steps: environment steps of the run so far.
         """
-        kinds = split_levels(self._config.evaluation.levels)
+        kinds = expand_levels(self._config.evaluation.levels)
         with self._world.sync_errors("an evaluation"):
             episodes = [self._run_episodes(levels, agent) for levels in kinds]
         first, *others = zip(*self._world.all_gather_object(episodes), strict=True)
@@ -85,7 +85,7 @@ class PeriodicEvaluation:
     def _run_episodes(self, levels: Levels, agent: Agent) -> Episodes:
         """Run this process's episodes on one kind of levels; the first kind is recorded."""
         evaluation, seed = self._config.evaluation, self._config.seed
-        recorder = self._recorder if levels == split_levels(evaluation.levels)[0] else None
+        recorder = self._recorder if levels == expand_levels(evaluation.levels)[0] else None
         # All evaluations have the same seeds; they differ between processes, and from those of
         # `evaluate`, which may judge the best weights.
         others = () if self._world.is_first else (self._world.rank,)

@@ -23,7 +23,7 @@ from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, read_curves
 from phasicrl.lab.analysis.plot import format_steps
-from phasicrl.lab.analysis.references import WINDOW, find_last_step, read_reference_curves
+from phasicrl.lab.analysis.references import WINDOW, extend_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
 
 Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
@@ -250,7 +250,7 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> Result:
 
 def _score_runs(curve: Curve, at: float) -> Array:
     """Average each run over the last tenth of the steps up to `at`, or interpolate it there."""
-    end = find_last_step(curve.steps, at)
+    end = extend_end(curve.steps, at)
     if curve.steps[0] > end:
         start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
         raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")

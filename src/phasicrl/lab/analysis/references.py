@@ -112,8 +112,8 @@ def read_reference_curves(
     return curves
 
 
-def find_last_step(steps: Array, end: float) -> float:
-    """Find the last step of a curve to compare with runs that ended at `end`.
+def extend_end(steps: Array, end: float) -> float:
+    """Extend `end` to a curve's next step, up to 2 % later, if the tenth before has none.
 
     Published numbers at single steps are for a budget, which whole rollouts may miss by a little:
     they count for runs that end up to 2 % before.
@@ -151,7 +151,7 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
 
 def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
     """Return a mask of the steps of a reference to compare with runs of a task."""
-    seen = steps <= find_last_step(steps, end)
+    seen = steps <= extend_end(steps, end)
     if not seen.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
         raise ValueError(

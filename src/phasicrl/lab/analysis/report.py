@@ -138,7 +138,7 @@ class _Subject:
 
     @property
     def videos(self) -> list[tuple[str, str]]:
-        """Name and content, as a data URL, of the last videos in the run directory."""
+        """Names of the run's last videos, each with its content as a data URL."""
         films = sorted(self.files.path.glob("videos/*.mp4"))
         small = [path for path in films if path.stat().st_size <= _MAX_VIDEO_BYTES]
         return [

@@ -124,7 +124,7 @@ class ResultTable:
         """Find the trials without a row in the file.
 
         Raises:
-            ValueError: the file would have seeds for choosing and seeds for reporting.
+            ValueError: the file would mix seeds for choosing with seeds for reporting.
         """
         there = {self._get_key(row) for row in self.read()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
@@ -255,7 +255,7 @@ def run_missing_trials(
     An interrupted or failed run has no row: the same call resumes it.
 
     Raises:
-        ValueError: the table would have seeds for choosing and seeds for reporting, or a trial is
+        ValueError: the table would mix seeds for choosing with seeds for reporting, or a trial is
             given twice.
         FailedTrialsError: some trials failed; all others have their rows.
     """
@@ -333,7 +333,7 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
 
 
 def make_curve_steps(budget: int) -> NDArray[np.float64]:
-    """Return the environment steps at which the curve of a run has points."""
+    """Return the 40 equally spaced environment steps of a curve in a table of results."""
     return np.linspace(0.0, budget, 41)[1:]
 
 

@@ -81,12 +81,12 @@ def film_episodes(
                 strip = partial(drawing.draw, output, action, returns)
             write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
-        def on_step(*step: Any) -> None:
+        def update_returns(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
         played = run_agent(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=on_choice, on_step=on_step, on_last=write_frame,
+            on_choice=on_choice, on_step=update_returns, on_last=write_frame,
             precision=saved.config.compute.policy_precision,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)

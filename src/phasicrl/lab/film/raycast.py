@@ -25,7 +25,7 @@ AMBIENT = 0.35
 
 
 class RayCamera:
-    """Camera with the view of the environment's own renderer.
+    """Camera that draws without OpenGL, with the view of the environment's own renderer.
 
     Args:
         env: MuJoCo environment of Gymnasium.
