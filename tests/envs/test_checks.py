@@ -194,6 +194,28 @@ def test_an_environment_that_exits_before_training_is_an_error(
         make(exit_at_once if where == "made" else lambda: Faulty("nothing"))
 
 
+class Sticky(Counting):
+    """Raises an error of its own when it is closed."""
+
+    error: BaseException = RuntimeError("no connection")
+
+    def close(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no connection"), SystemExit(3)])
+def test_a_close_that_raises_is_a_warning(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sticky, "error", error)
+    with pytest.warns(RuntimeWarning, match=rf"mine: close\(\).*{type(error).__name__}: {error}"):
+        envs = make(Sticky, num_envs=1)
+    envs.reset()
+    assert envs.step(NEVER[:1]).reward.tolist() == [1.0]
+    with pytest.warns(RuntimeWarning, match=r"close\(\)"):
+        envs.close()
+
+
 class Says(Counting):
     """Returns a reward, an observation or an `info` of its own in each step."""
 

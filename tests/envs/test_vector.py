@@ -162,6 +162,20 @@ def test_what_is_refused(case: str) -> None:
             envs.step(NEVER)
 
 
+def test_a_close_that_raises_is_a_warning() -> None:
+    class Sticky(gym.vector.VectorWrapper):
+        def close(self, **_: Any) -> None:
+            raise RuntimeError("no connection")
+
+        def __del__(self) -> None:
+            self.env.close()
+
+    envs = make(lambda num_envs: Sticky(sync()(num_envs)))
+    envs.reset()
+    with pytest.warns(RuntimeWarning, match=r"mine: close\(\).*RuntimeError: no connection"):
+        envs.close()
+
+
 def test_masks_can_be_left_unread() -> None:
     envs = make(sync(MaskedInFlatInfo), action_masks=False)
     envs.reset()

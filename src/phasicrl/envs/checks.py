@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -83,6 +84,15 @@ def convert_errors(call: str) -> Iterator[None]:
         raise EnvError(f"{call} raised {type(error).__name__}: {error}") from error
 
 
+def close_env(name: str, env: Any) -> None:
+    """Close an environment or vector environment; warn if its `close()` raises."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        text = f"{name}: close() raised {type(error).__name__}: {error}, which is ignored"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvProperties:
     """Make one environment, and return its spaces and its source of action masks.
 
@@ -96,7 +106,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         if not isinstance(env, gym.Env):
             given = f"returned an object of type {type(env).__name__}"
             raise Invalid(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
-    with contextlib.closing(env):
+    try:
         properties = make_properties(name, env.observation_space, env.action_space)
         source = properties.mask_source
         if source is None and count_choices(properties.action_space):
@@ -107,6 +117,8 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
                     _, info = check_tuple(env.reset(seed=0), 2)
                 source = "info" if MASK in info else None
         return replace(properties, mask_source=source, use_masks=use_masks)
+    finally:
+        close_env(name, env)
 
 
 def make_properties(name: str, space: Any, actions: Any) -> EnvProperties:
@@ -250,8 +262,7 @@ class CheckedEnv(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the environment; the next reset makes another."""
         if self.env is not None:
-            with contextlib.suppress(Exception):  # would hide an earlier error
-                self.env.close()
+            close_env(self._name, self.env)
         self.env = None
 
     def _start_episode(self, seed: int | None) -> ObsInfo:

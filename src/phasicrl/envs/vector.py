@@ -23,7 +23,14 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
-from phasicrl.envs.checks import MASK, Invalid, check_tuple, convert_errors, make_properties
+from phasicrl.envs.checks import (
+    MASK,
+    Invalid,
+    check_tuple,
+    close_env,
+    convert_errors,
+    make_properties,
+)
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import count_choices
 
@@ -105,7 +112,7 @@ class CustomVectorEnv(NumpyVectorEnv):
 
     def _close(self) -> None:
         if not getattr(self._vector, "closed", False):
-            self._vector.close()
+            close_env(self.name, self._vector)
 
     def _reset_vector(self, **options: Any) -> tuple[Any, Mapping[str, Any]]:
         obs, info = check_tuple(self._vector.reset(**options), 2)
