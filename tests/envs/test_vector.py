@@ -5,6 +5,7 @@ Every autoreset mode gives the same steps, and what is refused, in words.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,46 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "shape": (answering(0, np.zeros((3, 2))), r"returned an observation of shape \(2,\)"),
     "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),
     "flags": (answering(2, np.zeros(2)), r"returned \(3,\), \(2,\), \(3,\) as reward and flags"),
-    "no final_obs": (answering(4, {}), r"step\(\) ended an episode without info\['final_obs'\]"),
+    "no final_obs": (answering(4, {}), r"environment \d .*info\['final_obs'\] None; expected"),
 }
+ROWS = np.ones((3, 3))
+FINALS: dict[str, tuple[Any, str]] = {
+    "ended ones only": (lambda ended: ROWS[ended], r"shape \(1, 3\)"),
+    "ended ones as objects": (lambda ended: np.array([None, *ROWS], object)[1:][ended], "array"),
+    "dictionary": (lambda ended: {"obs": ROWS}, "'obs'"),
+    "None": (lambda ended: None, "None"),
+    "only None": (lambda ended: np.array([None] * 3), "None"),
+    "wrong shape": (lambda ended: ROWS[:, :1], r"shape \(3, 1\)"),
+    "number": (lambda ended: 0.0, r"0\.0"),
+    "text": (lambda ended: np.full((3, 3), "one"), r"shape \(3, 3\)"),
+}
+"""Final observations in a wrong form, from the ends of episodes; and what the error shows."""
+
+
+@pytest.mark.parametrize("case", FINALS)
+def test_final_observations_in_a_wrong_form_are_named(case: str) -> None:
+    form, given = FINALS[case]
+
+    class Wrong(gym.vector.VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            *result, info = super().step(actions)
+            ended = result[2] | result[3]
+            return *result, ({"final_obs": form(ended)} if ended.any() else info)
+
+    envs = make(lambda num_envs: Wrong(sync()(num_envs)))
+    envs.reset()
+    with pytest.raises(EnvError) as caught:
+        for _ in range(6):
+            envs.step(NEVER)
+    assert re.search(rf"^mine.*environment \d.*'final_obs'.*{given}.*Box\(", str(caught.value))
+
+
+def test_the_old_name_of_final_observations_is_recognized() -> None:
+    envs = make(answering(4, {"final_observation": ROWS}))
+    envs.reset()
+    with pytest.raises(EnvError, match=r"'final_obs'.*'final_observation'"):
+        for _ in range(6):
+            envs.step(NEVER)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -96,8 +96,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             final_obs = stored.copy()
             if self._mode is AutoresetMode.SAME_STEP:
                 mask = self._read_mask(obs, info, np.ones(self.num_envs, bool))
-                finals = self._final_obs(info, ended)
-                final_obs[ended] = self._pack_and_check(finals, "step", np.flatnonzero(ended))
+                final_obs[ended] = self._final_obs(info, ended)
             else:
                 mask = self._read_mask(obs, info, ~ended)
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
@@ -118,15 +117,24 @@ class CustomVectorEnv(NumpyVectorEnv):
         obs, info = check_tuple(self._vector.reset(**options), 2)
         return obs, info or {}
 
-    def _final_obs(self, info: Mapping[str, Any], ended: np.ndarray) -> Any:
-        """Return the final observations of the ended episodes, as a batch of the space."""
+    def _final_obs(self, info: Any, ended: np.ndarray) -> np.ndarray:
+        """Return the stored final observations of the ended episodes."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
-        if finals is None:
-            raise Invalid("ended an episode without info['final_obs']; expected with SAME_STEP")
-        if not isinstance(finals, np.ndarray) or finals.dtype != object:
-            finals = iterate(batch_space(space, self.num_envs), finals)
-        rows = [row for row, end in zip(finals, ended, strict=True) if end]
-        return concatenate(space, rows, create_empty_array(space, len(rows)))
+        rows, envs = finals, np.flatnonzero(ended)
+        try:
+            if not isinstance(finals, np.ndarray) or finals.dtype != object:
+                rows = iterate(batch_space(space, self.num_envs), finals)
+            rows = [row for row, end in zip(rows, ended, strict=True) if end]
+            batch = concatenate(space, rows, create_empty_array(space, len(rows)))
+        except (TypeError, ValueError, LookupError, AttributeError):
+            is_array = isinstance(finals, np.ndarray) and finals.dtype != object
+            given = f"of shape {finals.shape}" if is_array else " ".join(repr(finals).split())[:80]
+            if "final_observation" in info:
+                given += " (and 'final_observation', its name in older versions of Gymnasium)"
+            text = f"ended the episode of environment {envs[0]} with info['final_obs'] {given}"
+            wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
+            raise Invalid(f"{text}; expected with SAME_STEP {wanted}") from None
+        return self._pack_and_check(batch, "step", envs)
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
         """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""
