@@ -58,6 +58,42 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
     assert sorted(result.returns) == [float(length) for length in lengths]
 
 
+class Stays(Corridor):
+    """Ends at its third step in every second environment, and never in the others; each step is 1.
+
+    The environment made for the spaces is the first.
+    """
+
+    made = 0
+
+    def __init__(self) -> None:
+        Stays.made += 1
+        super().__init__(limit=3 if Stays.made % 2 else 10**9, length=10**9)
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, _, *rest, info = super().step(action)
+        return obs, 1.0, *rest, info
+
+
+def test_an_evaluation_ends_where_episodes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_runs, "LONG_EPISODE", 10)
+    monkeypatch.setattr(of_runs, "MAX_EPISODE", 40)
+    config = tiny(tmp_path).with_updates({"evaluation.every_iterations": 2})
+    Stays.made = 0
+    with pytest.warns(RuntimeWarning, match="10 steps.*max_episode_steps"):
+        run = train(config, make_env=Stays)
+    # 20 episodes in 16 environments: of 3 steps in half of them, of 40 in the others.
+    assert run.files.metrics()[-1]["evaluation/length"] == pytest.approx((10 * 3 + 8 * 40) / 18)
+    Stays.made, path = 0, tmp_path / "steps.csv"
+    how: dict[str, Any] = {"policies": ("sampled",), "steps_file": path, "make_env": Stays}
+    with pytest.warns(RuntimeWarning, match="10 steps"):
+        (result,) = evaluate(run.directory, episodes=4, **how)
+    assert sorted(result.lengths) == sorted(result.returns) == [3, 3, 40, 40]
+    assert len(path.read_text().splitlines()) == 1 + 2 * 3 + 2 * 40
+
+
 def test_the_report_by_hand() -> None:
     report = Evaluation("greedy", (1.0, 2.0, 6.0), (3, 5, 7)).to_dict()
     means = [report[name] for name in ("mean_return", "median_return", "mean_length", "episodes")]

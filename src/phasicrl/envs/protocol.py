@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 ExactState = Literal["snapshot", "replay", "none"]
 
 
+TIME_LIMIT = "for Gymnasium `env.options max_episode_steps=N`, in your own code `TimeLimit`"
+"""Remedy for environments whose episodes do not end."""
+
+
 class EnvError(RuntimeError):
     """Failure of an environment; the message names the environment, the call and a remedy."""
 

@@ -151,7 +151,9 @@ def evaluate(
     """Evaluate a trained agent on new episodes.
 
     All environments run the same number of episodes (or one more), so that short episodes are not
-    favored. Seeds depend on `seed` only, and differ from those of training.
+    favored. Seeds depend on `seed` only, and differ from those of training. An episode of 30,000
+    steps is cut, counts with its return so far, and is the last of its environment; there is a
+    warning after 10,000.
 
     Args:
         run_dir: Run directory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -14,7 +15,7 @@ from torch import Generator, Tensor
 
 from phasicrl.config import Config, EnvConfig, EvaluatedLevels, Levels, PolicyKind, Precision
 from phasicrl.envs.make import make_envs, resolve
-from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.envs.protocol import TIME_LIMIT, TimeStep, VectorEnv
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.distributions import Policy
 from phasicrl.seeding import derive_seed
@@ -44,6 +45,13 @@ def mean_episode(parts: Iterable[Episodes]) -> tuple[float, float]:
     return statistics.fmean(returns), statistics.fmean(lengths)
 
 
+LONG_EPISODE, MAX_EPISODE = 10_000, 30_000
+"""Steps of an episode after which there is a warning, and after which it is cut.
+
+The longest known episodes, of Atari, have 27,000.
+"""
+
+
 class EpisodeTracker:
     """Returns and lengths of current and finished episodes of B environments.
 
@@ -70,12 +78,22 @@ class EpisodeTracker:
         self.returns += reward
         self.lengths += 1
 
+    def find_endless(self, name: str) -> Tensor:
+        """Return the mask `[B]` of counted episodes of `MAX_EPISODE` steps; warn of long ones."""
+        lengths = self.lengths * self.counted_envs
+        if lengths.max() == LONG_EPISODE:
+            text = f"{name}: an episode of the evaluation has {LONG_EPISODE:,} steps, and is cut at"
+            text += f" {MAX_EPISODE:,}. If none ends, set a time limit ({TIME_LIMIT})"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return lengths >= MAX_EPISODE
+
     def finish_episodes(self, ended: Tensor, cut: Tensor) -> None:
         """Finish the episodes that `ended`, `[B]` bool; those `cut` by a failure do not count."""
         counted = ended & self.counted_envs & ~cut
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)
         self._left[counted] -= 1
+        self._left[counted & (self.lengths >= MAX_EPISODE)] = 0  # cut, and not reset
         self.indices[ended] += 1
         self.returns[ended], self.lengths[ended] = 0, 0
 
@@ -158,6 +176,9 @@ def run_episodes(
 ) -> Episodes:  # fmt: skip
     """Run episodes until every environment has finished its number of episodes.
 
+    An episode of `MAX_EPISODE` steps is cut, as by a time limit: it counts with its return so far,
+    and is the last of its environment. There is a warning before.
+
     Args:
         act: function that chooses actions.
         envs: new environments.
@@ -173,9 +194,10 @@ def run_episodes(
         action, state = act(inputs)
         step = envs.step(action)
         tracker.add_rewards(step.reward)
-        on_step(step, tracker)
         ended = step.terminated | step.truncated
-        tracker.finish_episodes(ended, step.info.get("cut", torch.zeros_like(ended)))
+        endless = tracker.find_endless(envs.name) & ~ended
+        on_step(replace(step, truncated=step.truncated | endless), tracker)
+        tracker.finish_episodes(ended | endless, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
