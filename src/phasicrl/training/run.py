@@ -19,6 +19,7 @@ from torch import Tensor
 from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.distributed import RankError
+from phasicrl.envs.protocol import TIME_LIMIT
 from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
 from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_error
@@ -31,6 +32,7 @@ from phasicrl.runs.parts import OLD_POLICY, rank_state
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
+from phasicrl.training.evaluation import LONG_EPISODE
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
 
@@ -182,6 +184,11 @@ class Run:
         if self._periodic_evaluation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
         self._write_metrics(record)
+        limit = min(LONG_EPISODE * self.config.env.num_envs, self.config.budget)
+        is_reached = self.env_steps - self.config.batch_size < limit <= self.env_steps
+        if is_reached and math.isnan(self.collector.episodes.recent_mean):
+            text = f"warning: no episode has ended in {self.env_steps:,} steps"
+            self.metrics_log.message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
         try:
             with self.world.sync_errors("on_iteration"):
                 answer = None if on_iteration is None else on_iteration(self, record)

@@ -13,6 +13,7 @@ from tests.helpers import OBS_NORM, tiny, tiny_aux
 
 HEALTHY = {
     "charts/episodic_return_100": np.linspace(10, 400, 40),
+    "charts/num_episodes": np.r_[0, np.full(39, 3)],
     "losses/explained_variance": np.linspace(-0.5, 0.9, 40),
     "losses/approx_kl": np.full(40, 0.01),
     "losses/clipfrac": np.full(40, 0.15),
@@ -34,6 +35,7 @@ def spiked(value: float) -> np.ndarray:
 
 SICK = {
     "No progress": ("charts/episodic_return_100", np.tile([20.0, 22.0], 20), "21 in the last"),
+    "No episode ended": ("charts/num_episodes", np.zeros(40), "0 in 40"),
     "Dead value function": ("losses/explained_variance", np.full(40, 0.01), "0.01"),
     "KL spike": ("losses/approx_kl", spiked(0.35), "iteration 17 changed the policy by 0.35"),
     "Clip fraction saturated": ("losses/clipfrac", np.full(40, 0.6), "60%"),
@@ -89,7 +91,7 @@ def test_each_problem_has_numbers_and_existing_options(problem: str, tmp_path: P
     assert finding.title == problem and numbers in finding.evidence
     words = {word.strip(",;()") for word in finding.remedy.split()}
     options = {word for word in words if "." in word and not word[0].isdigit()}
-    assert options and options <= config.values().keys()
+    assert options and options <= {*config.values(), "env.options"}
     assert diagnose({metric: values[:7]}, config) == []
 
 

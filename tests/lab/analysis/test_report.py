@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,9 +17,12 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.lab.analysis import report
+from phasicrl.lab.analysis.compare import compare_runs
+from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import Corridor, corridor, tiny, tiny_aux
+from tests.lab.analysis.runs import read_csv
 
 VOID = {"meta", "br", "wbr", "img", "input", "link", "hr"}
 
@@ -50,6 +54,31 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"ppo.clip": 0.123, "total_env_steps": 512}
     )
     return train(config, make_env=corridor).directory
+
+
+def test_pages_of_a_run_without_the_end_of_an_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training says so once; the plot names the curve; there is nothing to compare."""
+    config = tiny(tmp_path).with_updates({"log.console": "plain", "total_env_steps": 320})
+    endless = train(config, make_env=partial(Corridor, limit=10**9, length=10**9)).directory
+    said = capsys.readouterr().out
+    assert said.count("no episode has ended") == said.count("max_episode_steps") == 1
+    page = write_report([endless]).read_text(encoding="utf-8")
+    assert "no episode has ended" in page and "No episode ended" in page
+    usual = train(config.with_updates({"seed": 4}), make_env=corridor).directory
+    assert "no episode" not in capsys.readouterr().out
+    with pytest.warns(UserWarning, match=f"{endless.name}: no episode has ended in 320 steps"):
+        rows = read_csv(plot_runs([endless], output=tmp_path / "alone")[2])
+    assert {row["mean"] for row in rows} == {"nan"} and "no episode" in rows[0]["curve"]
+    with pytest.warns(UserWarning, match="no episode"):  # beside another seed
+        (row, *_) = read_csv(plot_runs([endless, usual], output=tmp_path / "both")[2])
+    assert row["num_runs"] == "1" and "no episode" not in row["curve"]
+    with (
+        pytest.warns(UserWarning, match="no episode"),
+        pytest.raises(ValueError, match="no episode ended"),
+    ):
+        compare_runs([endless])
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import numpy as np
 from phasicrl.config_io import escape_control_chars, write_json
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
-from phasicrl.lab.analysis.curves import Array, Curve, Task, read_curves
+from phasicrl.lab.analysis.curves import TIME_LIMIT, Array, Curve, Task, read_curves
 from phasicrl.lab.analysis.plot import format_steps
 from phasicrl.lab.analysis.references import WINDOW, extend_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
@@ -160,6 +160,9 @@ def compare_runs(
     if reference is None and share_of_reference is not None:
         raise ValueError(f"share_of_reference is {share_of_reference:g}; give a reference as well")
     curves = read_curves(runs, metric)
+    if endless := [curve.label for curve in curves if np.isnan(curve.runs).any()]:
+        given = f"metric is {metric}, which {endless[0]} does not have"
+        raise ValueError(f"{given}; leave the run out, or {TIME_LIMIT}")
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
         curves += read_reference_curves(reference, metric, ends=ends)

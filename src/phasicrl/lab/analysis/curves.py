@@ -27,6 +27,7 @@ Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]
 """Steps and values of one run."""
 ONE_NUMBER = "one number"
+TIME_LIMIT = "set a time limit (env.options max_episode_steps=N for Gymnasium)"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
 """Largest fraction of the longest run that a curve may lack without a warning."""
@@ -109,6 +110,9 @@ class Curve:
 def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
     """Read the curves of run directories, in the order of their experiments.
 
+    Runs in which no episode has ended have no returns: they are left out where others of their
+    experiment have returns, and there is a warning.
+
     Raises:
         ValueError: `runs` is empty, a folder is not a run directory, runs have no data for
             `metric`, or runs of one experiment share no steps.
@@ -125,6 +129,8 @@ def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> 
     curves = []
     for (task, label), members in groups.items():
         points = [smooth(_read_points(run, metric), smooth_steps) for run in members]
+        ended = [each for each in points if not np.isnan(each[1]).all()]
+        name, points = label if ended else f"{label} (no episode ended)", ended or points
         counts = Counter(configs[run].seed for run in members)
         if repeated := [str(seed) for seed, count in counts.items() if count > 1]:
             several = f"{label} on {task} has several runs of seed {', '.join(repeated)}"
@@ -135,7 +141,7 @@ def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> 
             cut = f"{label} on {task} is cut at {steps[-1]:,.0f} steps"
             warnings.warn(f"{cut}; its longest run has {longest:,.0f}", stacklevel=2)
         levels = configs[members[0]].env.num_levels if task.distribution else None
-        curves.append(Curve(label, task, steps, values, num_levels=levels, points=points))
+        curves.append(Curve(name, task, steps, values, num_levels=levels, points=points))
     return curves
 
 
@@ -179,10 +185,15 @@ def extract_points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
 
 
 def _read_points(run: Path, metric: str) -> Points:
-    """Read the steps and values of a run's metric."""
+    """Read the steps and values of a run's metric; NaN for returns if no episode has ended."""
     rows = RunDirectory(run).metrics(metric)
     points = extract_points(rows, metric)
     if not len(points[0]):
+        if rows and metric.startswith("charts/episodic"):
+            steps = np.array([row["env_steps"] for row in rows], np.float64)
+            text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps; {TIME_LIMIT}"
+            warnings.warn(text, stacklevel=2)
+            return steps, np.full(len(steps), np.nan)
         present = {name for row in RunDirectory(run).metrics() for name in row
                 if "/" in name and math.isfinite(row[name])}  # fmt: skip
         raise ValueError(f"metric is {metric}; {run} has {', '.join(sorted(present))}")

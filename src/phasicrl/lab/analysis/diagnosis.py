@@ -69,6 +69,13 @@ def _check_progress(returns: Array, config: Config) -> Finding | None:
     )
 
 
+def _check_episodes(counts: Array, config: Config) -> Finding | None:
+    if counts.any():
+        return None
+    remedy = "a time limit of the environment (env.options max_episode_steps=N for Gymnasium)"
+    return Finding("No episode ended", f"0 in {len(counts)} iterations", remedy)
+
+
 def _check_values(explained: Array, config: Config) -> Finding | None:
     # The best fifth: returns of a solved task hardly vary, which leaves nothing to explain.
     best = max(float(np.median(part)) for part in np.array_split(explained, 5))
@@ -151,6 +158,7 @@ def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], st
 
 _RULES: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_return_100", _check_progress),
+    ("charts/num_episodes", _check_episodes),
     ("losses/explained_variance", _check_values),
     ("losses/approx_kl", _check_kl),
     ("losses/clipfrac", _make_fraction_check(

@@ -74,7 +74,7 @@ class _Subject:
     def _rows(self) -> list[dict[str, float]]:
         names = [name for group in GROUPS.values() for name in group]
         times = [f"time/{part}" for part in TIMES]
-        return self.files.metrics(*names, *times, "time/total")
+        return self.files.metrics(*names, *times, "time/total", "charts/num_episodes")
 
     def points(self, metric: str) -> Points:
         """Return the steps and values of a metric in the rows where the metric is finite."""
@@ -99,6 +99,8 @@ class _Subject:
         ):  # fmt: skip
             if len(values := self.points(metric)[1]):
                 facts[text] = f"{values[-1]:.4g}"
+            elif metric.startswith("charts/"):
+                facts[text] = "no episode has ended"
         return facts | {
             "time": str(timedelta(seconds=round(training + self._sum_times("evaluation")))),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
