@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasicrl import spaces
-from phasicrl.spaces import ActionLayout, ObservationLayout, check_spaces, count_choices, leaves
+from phasicrl.spaces import (
+    ActionLayout,
+    ObservationLayout,
+    check_spaces,
+    count_choices,
+    find_extra_keys,
+    leaves,
+)
 
 Dict: Any = gym.spaces.Dict  # their types are narrower than what they take
 MultiDiscrete: Any = gym.spaces.MultiDiscrete
@@ -328,3 +335,12 @@ def test_options_of_all_discrete_components() -> None:
     assert count_choices(MIXED) == (3, 2, 4, 2) and count_choices(GOOD) == ()
     assert count_choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
     assert count_choices(MultiBinary((2, 2))) == (2,) * 4
+
+
+def test_extra_entries_are_found_in_dictionaries_at_any_depth() -> None:
+    box = gym.spaces.Box(0, 1, (2,))
+    space = gym.spaces.Dict(a=box, b=gym.spaces.Tuple([box, gym.spaces.Dict(c=box)]))
+    obs = {"a": 0, "b": (0, {"c": 0})}
+    assert find_extra_keys(space, obs) == find_extra_keys(box, obs) == []
+    more = {"a": 0, "z": 1, "b": (0, {"c": 0, "d": 1})}
+    assert find_extra_keys(space, more) == ["z", "b/1/d"]

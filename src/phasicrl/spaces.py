@@ -348,6 +348,16 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
     return assemble(space, {path: function(get_part(tree, path)) for path, _ in leaves(space)})
 
 
+def find_extra_keys(space: gym.Space[Any], obs: Any, path: KeyPath = ()) -> list[str]:
+    """Return the paths of an observation's entries that a `Dict` in its space lacks."""
+    if not _is_tree(space):
+        return []
+    extra = obs.keys() - {key for key, _ in _parts(space)} if isinstance(obs, Mapping) else ()
+    parts = [(part, get_part(obs, (key,)), (*path, key)) for key, part in _parts(space)]
+    inner = [name for part in parts for name in find_extra_keys(*part)]
+    return sorted(format_path((*path, key)) for key in extra) + inner
+
+
 def format_path(path: KeyPath) -> str:
     """Format the path of a part of a space: `("arm", 0)` is `arm/0`."""
     return "/".join(map(str, path))

@@ -22,7 +22,7 @@ from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.training.evaluate import evaluate
 from tests.envs.acting import NEVER, check_known_episodes, draw_action
-from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting
+from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting, Structured
 from tests.helpers import Corridor, tiny
 
 MODES = list(AutoresetMode)
@@ -213,6 +213,17 @@ def test_a_close_that_raises_is_a_warning() -> None:
     envs.reset()
     with pytest.warns(RuntimeWarning, match=r"mine: close\(\).*RuntimeError: no connection"):
         envs.close()
+
+
+def test_entries_that_the_space_lacks_are_warned_of() -> None:
+    class Rich(gym.vector.VectorWrapper):
+        def reset(self, **options: Any) -> Any:
+            obs, info = super().reset(**options)
+            return obs | {"speed": np.zeros(3)}, info
+
+    envs = make(lambda num_envs: Rich(sync(Structured)(num_envs)))
+    with pytest.warns(UserWarning, match=r"^mine: .*'speed'"):
+        envs.reset()
 
 
 def test_masks_can_be_left_unread() -> None:

@@ -26,6 +26,7 @@ from phasicrl.spaces import (
     as_float32,
     check_spaces,
     count_choices,
+    find_extra_keys,
     map_leaves,
 )
 
@@ -119,6 +120,16 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         return replace(properties, mask_source=source, use_masks=use_masks)
     finally:
         close_env(name, env)
+
+
+def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> None:
+    """Warn of entries of an observation that its space lacks; the agent does not see them."""
+    ignored = (MASK,) if properties.mask_source == "observation" else ()
+    found = find_extra_keys(properties.observation_space, obs)
+    extra = [key for key in found if key not in ignored]
+    if extra:
+        text = f"{name}: observations have {', '.join(map(repr, extra))}, which observation_space"
+        warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=2)
 
 
 def make_properties(name: str, space: Any, actions: Any) -> EnvProperties:
@@ -280,6 +291,8 @@ class CheckedEnv(gym.Env[Any, Any]):
             self._seed = seed
         obs, info = check_tuple(self.env.reset(seed=seed), 2)
         self._last_obs = self._pack_copy(obs)
+        if seed is not None and self.env_index == 0:
+            warn_of_extra_keys(self._name, self._properties, obs)
         return self._last_obs, self._make_mask_info(obs, info)
 
     def _pack_copy(self, obs: Any) -> np.ndarray:

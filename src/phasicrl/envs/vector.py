@@ -30,6 +30,7 @@ from phasicrl.envs.checks import (
     close_env,
     convert_errors,
     make_properties,
+    warn_of_extra_keys,
 )
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import count_choices
@@ -70,13 +71,16 @@ class CustomVectorEnv(NumpyVectorEnv):
         source = properties.mask_source or ("info" if self._widths and MASK in info else None)
         self._from_obs = source == "observation"
         properties = replace(properties, mask_source=source, use_masks=config.action_masks)
+        self._properties = properties
         super().__init__(name, num_envs, properties)
 
     def _reset(self) -> FirstObs:
         with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._first = self._first or self._reset_vector(), None
             rows = np.ones(self.num_envs, bool)
-            return self._pack_and_check(obs, "reset").copy(), self._read_mask(obs, info, rows)
+            stored = self._pack_and_check(obs, "reset").copy()
+            warn_of_extra_keys(self.name, self._properties, obs)
+            return stored, self._read_mask(obs, info, rows)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         with convert_errors(f"{self.name}: step()"):
