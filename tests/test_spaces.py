@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections import OrderedDict
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_a_single_number_may_come_in_brackets() -> None:
     [
         ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 4, 2], None, ""),
         ([[0, 0, 0], [0, 0, 0], [0, np.nan, 1]], [1, 4, 2], 2, "'counts'): [ 0. nan  1.]"),
-        ([[0, 0, 0], [1e300, 0, 0], [0, np.nan, 1]], [1, 4, 2], 1, "'counts'): [inf  0.  0.]"),
+        ([[0, 0, 0], [np.inf, 0, 0], [0, np.nan, 1]], [1, 4, 2], 1, "'counts'): [inf  0.  0.]"),
         ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 5, 0], 1, "(at 'stage'): 5"),
         ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [0, 1, 1], 0, "(at 'stage'): 0"),
     ],
@@ -189,6 +190,14 @@ def test_numbers_that_cannot_be_used_are_found(
     packed = layout.pack({"counts": np.array(counts), "stage": np.array(stage)}, 3)
     found = layout.find_invalid(packed) or (None, "")
     assert found[0] == index and match in found[1]
+
+
+@pytest.mark.parametrize("number", [1e300, -4e38])
+def test_numbers_too_large_for_float32_are_not_infinity(number: float) -> None:
+    layout = ObservationLayout(TREE)
+    counts = np.array([[0, np.inf, 0], [number, np.nan, 0]])
+    with pytest.raises(ValueError, match=rf"{re.escape(f'{number:g}')} .*'counts'.*float32"):
+        layout.pack({"counts": counts, "stage": np.array([1, 2])}, 2)
 
 
 def test_components_of_several_choices_have_their_own_limits() -> None:

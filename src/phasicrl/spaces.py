@@ -429,9 +429,13 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     if leaf.dtype == np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
         extreme = array.max() if array.max() > 255 else array.min()
         raise ValueError(f"an observation with {extreme}{location}; expected 0 to 255")
-    # `find_invalid` reports infinity, with the environment's index.
-    with np.errstate(over="ignore"):
-        return array.astype(leaf.dtype, copy=False)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(leaf.dtype, copy=False)
+    except FloatingPointError:
+        finite = array[np.isfinite(array)]
+        given = f"an observation with {max(finite.min(), finite.max(), key=abs):.3g}{location}"
+        raise ValueError(f"{given}, which is too large for float32") from None
 
 
 def _start(space: gym.Space[Any]) -> np.ndarray:

@@ -125,7 +125,7 @@ FAULTS = {
     "shape": r"shape \(3,\); expected \(2,\), as in observation_space",
     "dtype": "dtype complex64; expected float32",
     "NaN seen": "an observation that is not finite",
-    "1e300 seen": "an observation that is not finite",
+    "1e300 seen": r"1e\+300.* too large for float32",
     "NaN reward": "a reward that is not finite",
     "old step": "returned 4 values; expected .obs, reward, terminated, truncated, info",
     "None": "returned NoneType",
@@ -257,12 +257,13 @@ def test_a_reward_may_come_in_brackets(reward: Any) -> None:
     assert envs.step(NEVER[:1]).reward.tolist() == [2.5]
 
 
-@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "much", [], 1j])
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "much", "1", [], [None], 1j])
 def test_a_wrong_reward_is_refused(reward: Any) -> None:
     envs = make(lambda: Says(reward=reward), num_envs=1)
     envs.reset()
-    with pytest.raises(EnvError, match=r"environment 0, step\(\) at step 1 raised"):
+    with pytest.raises(EnvError, match=r"environment 0, step\(\) at step 1.* reward") as caught:
         envs.step(NEVER[:1])
+    assert type(reward).__name__ in str(caught.value) and repr(reward) in str(caught.value)
 
 
 def test_masks_that_come_late_are_refused() -> None:

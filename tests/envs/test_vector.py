@@ -147,7 +147,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not finite": (answering(0, NANS), r"environment 0, step\(\) at step 1 returned an obs"),
     "shape": (answering(0, np.zeros((3, 2))), r"returned an observation of shape \(2,\)"),
     "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),
-    "flags": (answering(2, np.zeros(2)), r"returned \(3,\), \(2,\), \(3,\) as reward and flags"),
+    "flags": (answering(2, np.zeros(2)), r"\(3,\), float64 \(2,\), .* reward and flags"),
+    "text": (answering(1, ["1", "2", "3"]), r"returned <U1 \(3,\), .* as reward and flags"),
+    "None": (answering(1, [0, None, 0]), r"returned object \(3,\), .* as reward and flags"),
+    "too large": (answering(0, np.full((3, 3), -1e300)), r"1e\+300.* too large for float32"),
     "no final_obs": (answering(4, {}), r"environment \d .*info\['final_obs'\] None; expected"),
 }
 ROWS = np.ones((3, 3))

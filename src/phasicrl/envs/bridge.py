@@ -269,7 +269,7 @@ class NumpyVectorEnv:
         """
         is_finite = np.abs(reward) <= _LARGEST
         if not is_finite.all():
-            text = f"returned a reward that is not finite: {reward}"
+            text = f"returned a reward that is not finite, or too large for float32: {reward}"
             self._raise_error(int(np.argmin(is_finite)), "step", text)
         return reward.astype(np.float32, copy=False)
 

@@ -37,6 +37,8 @@ MaskSource = Literal["observation", "method", "info"]
 MASK = "action_mask"
 """Key of the mask in an observation or an `info`."""
 
+NUMBERS = "biuf"
+"""Kinds of dtypes of real numbers."""
 _RESULT_TUPLES = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
 REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
 MASK_REMEDY = "return a mask with every reset and step; it may allow everything"
@@ -215,7 +217,11 @@ class CheckedEnv(gym.Env[Any, Any]):
             env_action = map_leaves(self._properties.action_space, lambda part: part[0], batch)
             result = check_tuple(self.env.step(env_action), 5)
             obs, reward, terminated, truncated, info = result
-            reward = float(np.asarray(reward).item())
+            number = np.asarray(reward)
+            if number.size != 1 or number.dtype.kind not in NUMBERS:
+                given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
+                raise Invalid(f"{given}; expected one number")
+            reward = float(number.item())
             if terminated not in (False, True) or truncated not in (False, True):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
                 raise Invalid(f"returned {ends}; expected True or False")

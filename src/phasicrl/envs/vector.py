@@ -25,6 +25,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import (
     MASK,
+    NUMBERS,
     Invalid,
     check_tuple,
     close_env,
@@ -87,11 +88,13 @@ class CustomVectorEnv(NumpyVectorEnv):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
             stored, info = self._pack_and_check(obs, "step").copy(), info or {}
-            kinds = zip((np.float32, bool, bool), (reward, terminated, truncated), strict=True)
-            reward, terminated, truncated = rows = [np.array(row, kind) for kind, row in kinds]
-            if any(row.shape != (self.num_envs,) for row in rows):
-                shapes = ", ".join(str(row.shape) for row in rows)
-                raise Invalid(f"returned {shapes} as reward and flags; expected ({self.num_envs},)")
+            rows = [np.asarray(row) for row in (reward, terminated, truncated)]
+            if any(row.shape != (self.num_envs,) or row.dtype.kind not in NUMBERS for row in rows):
+                given = ", ".join(f"{row.dtype} {row.shape}" for row in rows)
+                wanted = f"numbers ({self.num_envs},)"
+                raise Invalid(f"returned {given} as reward and flags; expected {wanted}")
+            kinds = zip((np.float32, bool, bool), rows, strict=True)
+            reward, terminated, truncated = (np.array(row, kind) for kind, row in kinds)
             self._check_reward(reward)
             ended = terminated | truncated
             if not ended.any():

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
 from phasicrl.models.distributions import Policy
-from phasicrl.models.encoders import ObservationReader, autocast, build_encoder
+from phasicrl.models.encoders import ObservationReader, autocast, build_encoder, check_image_range
 from phasicrl.models.heads import PolicyHead
 from phasicrl.models.init import Initializer
 from phasicrl.models.memory import Memory, make_memory
@@ -91,6 +91,9 @@ class Agent(nn.Module):
         super().__init__()
         self.value_path = config.value_path
         self.reader = ObservationReader(observation_space, obs_norm)
+
+        if make_encoder is None and config.encoder != "mlp" and not self.reader.normalizer:
+            check_image_range(observation_space)
 
         def new_encoder(config: ModelConfig) -> nn.Module:
             if make_encoder is None:

@@ -264,6 +264,19 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
     return TreeEncoder(space, config, generator)
 
 
+def check_image_range(space: gym.Space[Any]) -> None:
+    """Check that a convolutional network does not read bytes as floats from 0 to 255.
+
+    Raises:
+        ValueError: the space is a `Box` of three axes from 0 to 255, and not of uint8.
+    """
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 3 or is_image(space):
+        return
+    if space.low.min() >= 0 and space.high.max() == 255:
+        given = f"observation_space is {space}, an image of {space.dtype} from 0 to 255"
+        raise ValueError(f"{given}; expected uint8, which is divided by 255, or at most 1")
+
+
 def flat_size(space: gym.Space[Any]) -> int:
     """Return the length V of the vector that `to_vector` makes of a part of an observation."""
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
