@@ -270,6 +270,16 @@ class ActionLayout:
             values[leaf.path] = part.astype(leaf.space.dtype)
         return assemble(self.space, values)
 
+    def find_outside(self, action: np.ndarray) -> str:
+        """Describe the first number of flat actions `[B, K]` beyond its `Box`; "" if none is."""
+        for leaf in self._leaves:
+            if isinstance(leaf.space, gym.spaces.Box):
+                part = get_part(self.unflatten(action), leaf.path)
+                beyond = part[(part < leaf.space.low) | (part > leaf.space.high)]
+                if beyond.size:
+                    return f"{beyond[0]}{format_location(leaf.path)} is outside of {leaf.space}"
+        return ""
+
     def check(
         self, name: str, action: Any, num_envs: int, *, action_mask: np.ndarray | None = None
     ) -> None:

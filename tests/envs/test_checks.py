@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from phasicrl.config import EnvConfig
+from phasicrl.envs.bridge import RankEnvs
 from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.vector import CustomVectorEnv
 from phasicrl.spaces import ActionLayout
 from tests.envs.acting import NEVER, PARALLEL, Parallel, draw_action, make
 from tests.envs.counting import (
@@ -235,6 +239,45 @@ def test_entries_that_the_space_lacks_are_warned_of_once() -> None:
         envs.close()
     (text,) = (str(each.message) for each in caught)
     assert text.startswith("mine: ") and "'speed'" in text and "action_mask" not in text
+
+
+class Strict(gym.Env[np.ndarray, Any]):
+    """Refuses actions beyond its bounds."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+
+    def __init__(self, low: float, high: float) -> None:
+        box = gym.spaces.Box(low, high, (1,), np.float32)
+        self.action_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=box)
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise AssertionError(action)
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize(("low", "high", "value"), [(-0.1, 0.1, 0.5), (0, np.inf, -1)])
+def test_a_complaint_about_an_action_beyond_its_bounds_names_the_remedy(
+    low: float, high: float, value: float, vector: bool
+) -> None:
+    def make_vector_env(num_envs: int) -> Any:
+        kind = partial(Strict, low, high)
+        return gym.vector.SyncVectorEnv([kind] * num_envs, autoreset_mode="SameStep")
+
+    envs: Any = make(partial(Strict, low, high), num_envs=2)
+    if vector:
+        envs = CustomVectorEnv(make_vector_env, EnvConfig(id="mine"), RankEnvs(2, 1))
+    envs.reset()
+    inside = max(low, 0.0)
+    assert envs.step(torch.tensor([[1, inside], [0, inside]])).reward.tolist() == [1, 1]
+    with pytest.raises(
+        EnvError, match=rf"AssertionError.*{value}.*'b'.*Box\(.*action\.squash clip"
+    ):
+        envs.step(torch.tensor([[1, inside], [0, value]]))
 
 
 class Says(Counting):

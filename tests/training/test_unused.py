@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from phasicrl.envs.make import make_envs, resolve
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.training.build import start_run
 from phasicrl.training.unused import find_unused_options
-from tests.helpers import corridor, tiny
+from tests.helpers import Levers, corridor, tiny
 
 CORRIDOR: dict[str, dict[str, Any]] = {
     "env.num_threads": {"env.num_threads": 2},
@@ -59,3 +60,16 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
     envs = make_envs(config.env, seed=0, num_envs=1)
     envs.close()
     assert find_unused_options(config, envs, resolve(config.env.id)[0]) == {}
+
+
+def test_a_run_says_that_actions_may_leave_their_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, make_env = (
+        tiny(tmp_path).with_updates({"log.console": "plain"}),
+        partial(Levers, discrete=False),
+    )
+    for squash, count in (("none", 1), ("clip", 0), ("tanh", 0)):
+        each = config.with_updates({"action.squash": squash})
+        start_run(each, make_env=make_env).close()
+        assert capsys.readouterr().out.count("action.squash clip") == count

@@ -41,6 +41,7 @@ NUMBERS = "biuf"
 """Kinds of dtypes of real numbers."""
 _RESULT_TUPLES = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
 REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
+CLIP_REMEDY = "action.squash clip keeps actions in their bounds"
 MASK_REMEDY = "return a mask with every reset and step; it may allow everything"
 
 
@@ -73,8 +74,13 @@ class Invalid(Exception):
 
 
 @contextlib.contextmanager
-def convert_errors(call: str) -> Iterator[None]:
-    """Convert exceptions of the environment's code in a call to `EnvError` or `ImportError`."""
+def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
+    """Convert exceptions of the environment's code in a call to `EnvError` or `ImportError`.
+
+    Args:
+        call: name of the call.
+        describe_action: function that returns the action that was outside of its bounds, or "".
+    """
     try:
         yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
@@ -84,7 +90,9 @@ def convert_errors(call: str) -> Iterator[None]:
     except Invalid as error:
         raise EnvError(f"{call} {error}; {REMEDY}") from None
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{call} raised {type(error).__name__}: {error}") from error
+        outside = describe_action()
+        hint = f"; the action {outside}: {CLIP_REMEDY}" if outside else ""
+        raise EnvError(f"{call} raised {type(error).__name__}: {error}{hint}") from error
 
 
 def close_env(name: str, env: Any) -> None:
@@ -230,7 +238,8 @@ class CheckedEnv(gym.Env[Any, Any]):
             self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
-            failure = self._make_error("step", error)
+            outside = self._actions.find_outside(np.asarray(action)[None])
+            failure = self._make_error("step", error, outside)
             if not self._restarts:
                 raise failure from error
         self.close()
@@ -334,10 +343,11 @@ class CheckedEnv(gym.Env[Any, Any]):
             raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
         return {MASK: mask}
 
-    def _make_error(self, call: str, error: BaseException) -> EnvError:
+    def _make_error(self, call: str, error: BaseException, outside: str = "") -> EnvError:
         raised = "" if isinstance(error, Invalid) else f"raised {type(error).__name__}: "
         location = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
-        failure = EnvError(f"{location} {raised}{error}; {REMEDY}")
+        hint = f"the action {outside}: {CLIP_REMEDY}; " if raised and outside else ""
+        failure = EnvError(f"{location} {raised}{error}; {hint}{REMEDY}")
         if not isinstance(error, Invalid):
             failure.add_note("".join(traceback.format_exception(error)))
         return failure

@@ -12,6 +12,7 @@ Their `metadata["autoreset_mode"]` is one of:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -84,7 +85,8 @@ class CustomVectorEnv(NumpyVectorEnv):
             return stored, self._read_mask(obs, info, rows)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
-        with convert_errors(f"{self.name}: step()"):
+        describe_action = functools.partial(self._actions.find_outside, action)
+        with convert_errors(f"{self.name}: step()", describe_action):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
             stored, info = self._pack_and_check(obs, "step").copy(), info or {}

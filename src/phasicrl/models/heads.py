@@ -152,8 +152,8 @@ class PolicyHead(nn.Module):
 
         Continuous components are converted by `action.squash`:
         - `none`: unchanged.
-        - `clip`: clipped to [low, high]; log-probability and entropy are those of the unclipped
-          action, as in CleanRL and SB3.
+        - `clip`: clipped to [low, high], where one may be infinite; log-probability and entropy are
+          those of the unclipped action, as in CleanRL and SB3.
         - `tanh`: tanh, rescaled; log-probability and entropy are those of the tanh in [−1, 1].
 
         `action.rescale` maps [−1, 1] linearly to [low, high]; `clip` then clips to [−1, 1].
@@ -196,11 +196,12 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
     """Check that a space has the bounds that the options require.
 
     Raises:
-        ValueError: the bounds are not finite, or empty.
+        ValueError: the bounds are not finite, or empty. For `clip` one of them is enough.
     """
     needs = {
         "action.std range": action.std == "range",
-        f"action.squash {action.squash}": action.squash != "none",
+        "action.squash tanh": action.squash == "tanh",
+        "action.squash clip": action.squash == "clip" and not _stack_bounds([box]).isfinite().any(),
         "action.rescale": action.rescale,
     }
     needed_by = [name for name, needed in needs.items() if needed]

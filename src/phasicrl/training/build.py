@@ -20,6 +20,7 @@ from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.config_io import check_types
 from phasicrl.distributed import SINGLE_PROCESS, World
+from phasicrl.envs.checks import CLIP_REMEDY
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -259,6 +260,7 @@ def _build_run(
         device = find_device(config.compute.device, is_large=is_large(config, has_images))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
         messages = [] if state else _make_unused_warnings(config, envs, user)
+        messages += [] if state else _describe_unclipped_actions(config, envs)
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
         plan = _make_plan(config, device, world, has_images)
@@ -325,6 +327,15 @@ def _make_unused_warnings(config: Config, envs: VectorEnv, user: dict[str, Any])
         f"no effect without {what}"
         for what in dict.fromkeys(unused.values())
     ]
+
+
+def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:
+    """Return a message if actions may leave the bounds of the action space."""
+    boxes = [part for _, part in leaves(envs.action_space) if isinstance(part, gym.spaces.Box)]
+    bounded = [box for box in boxes if np.isfinite([box.low, box.high]).any()]
+    if not bounded or config.action.squash != "none":
+        return []
+    return [f"actions may leave {bounded[0]} (action.squash none); {CLIP_REMEDY}"]
 
 
 def make_agent(
