@@ -104,6 +104,35 @@ def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
         envs.reset()
 
 
+class Cancelled(BaseException):
+    """An exception of the environment's own."""
+
+
+class Cancelling(Counting):
+    """Raises an exception that is no `Exception`, in its first step or reset."""
+
+    def __init__(self, kind: type[BaseException], call: str, home: int) -> None:
+        super().__init__()
+        self._kind, self._call, self._home = kind, call, home
+
+    def reset(self, **given: Any) -> Any:
+        if self._call == "reset" and os.getpid() != self._home:
+            raise self._kind("by the simulator")
+        return super().reset(**given)
+
+    def step(self, action: int) -> Any:
+        raise self._kind("by the simulator")
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Cancelled])
+def test_any_exception_of_an_environment_is_reported(kind: type[BaseException], call: str) -> None:
+    envs = make(partial(Cancelling, kind, call, os.getpid()), "processes", num_envs=2)
+    with pytest.raises(EnvError, match=rf"environment \d, {call}\(\).*{kind.__name__}: by the sim"):
+        envs.reset()
+        envs.step(NEVER[:2])
+
+
 FAILS = """
 import multiprocessing
 from tests.envs.acting import make

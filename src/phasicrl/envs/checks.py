@@ -178,6 +178,9 @@ class CheckedEnv(gym.Env[Any, Any]):
     an `EnvError`; with `restarts`, an error truncates the episode instead, the next episode begins
     in a new environment with a seed derived from the old one, and `info["restarted"]` is the error.
 
+    Attributes:
+        caught: kinds of exceptions that are the environment's; in a separate process, all are.
+
     Args:
         make_env: function that makes the environment.
         name: name of the environment, for messages.
@@ -190,6 +193,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         self, make_env: MakeEnv, name: str, restarts: bool, properties: EnvProperties, index: int
     ) -> None:
         self._make_env, self._name, self._properties = make_env, name, properties
+        self.caught: tuple[type[BaseException], ...] = (Exception, SystemExit)
         self.env_index, self._restarts = index, restarts
         self._layout = ObservationLayout(properties.observation_space)
         self._actions = ActionLayout(properties.action_space)
@@ -210,7 +214,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             try:
                 obs, mask = self._start_episode(seed)
                 return obs, mask | restarted
-            except (Exception, SystemExit) as error:
+            except self.caught as error:
                 failure = self._make_error("reset", error)
                 if restarted or not self._restarts or self.env is None:
                     raise failure from error
@@ -237,7 +241,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             mask = {} if terminated or truncated else self._make_mask_info(obs, info)
             self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
-        except (Exception, SystemExit) as error:
+        except self.caught as error:
             outside = self._actions.find_outside(np.asarray(action)[None])
             failure = self._make_error("step", error, outside)
             if not self._restarts:

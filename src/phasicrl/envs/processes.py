@@ -128,9 +128,11 @@ def _kill(processes: Sequence[Any]) -> None:
 
 def _make_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
     """Make an environment in its process, or in the process `parent` for Gymnasium's spaces."""
+    env: Any = maker()
     if os.getpid() != parent:
         # Signals to the process group (Ctrl-C, SLURM) are handled by the trainer, which saves.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         watch_parent(lambda: os._exit(1))
-    return maker()
+        env.caught = (BaseException,)  # no Ctrl-C comes here
+    return env
