@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -102,6 +103,39 @@ def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
     envs = make(make_env, "processes", num_envs=1)
     with pytest.raises(EnvError, match=r"environment 0, reset\(\) .*OSError: the port is taken"):
         envs.reset()
+
+
+class Chance(Counting):
+    """Starts at a number, by its kind: fixed, or drawn from one of several generators."""
+
+    observation_space = gym.spaces.Box(0, 9, (3,), np.float32)
+
+    def __init__(self, kind: str, script: Any) -> None:
+        super().__init__()
+        self._kind, self._script = kind, script
+
+    def _observe(self) -> np.ndarray:
+        draws = {
+            "fixed": lambda: 3.0, "own": self.np_random.random, "few": lambda: self._id % 2,
+            "script": lambda: self._script.random(), "space": lambda: self._script.sample()[0],
+        }  # fmt: skip
+        return np.full(3, draws[self._kind](), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("fixed", 0), ("own", 0), ("few", 0), ("script", 1), ("space", 1)]
+)
+def test_generators_that_processes_have_in_common_are_warned_of(kind: str, count: int) -> None:
+    """Starts that are equal since they follow their seeds are right."""
+    space = gym.spaces.Box(0, 9, (3,), seed=1)
+    script = space if kind == "space" else np.random.default_rng(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        envs = make(partial(Chance, kind, script), "processes", num_envs=3)
+        envs.reset()
+        envs.reset()
+        envs.close()
+    assert [str(each.message).count("self.np_random") for each in caught] == [1] * count
 
 
 class Cancelled(BaseException):

@@ -12,6 +12,7 @@ This file relies on these facts about Gymnasium 1.4.0 (tested in `tests/envs`):
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -69,12 +70,15 @@ class GymnasiumEnv(NumpyVectorEnv):
         else:
             self._make_vector = functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")
         self._vector: Any = self._make_vector()
+        self._make_first = makers[0]
         self._local = local
         self._seeds: list[Any] | None = local.seeds()
         super().__init__(name, local.num_envs, properties)
 
     def _reset(self) -> FirstObs:
         obs, info = self._vector.reset(seed=self._seeds)
+        if self._seeds and isinstance(self._vector, ProcessVectorEnv):
+            self._check_chance(obs)
         self._seeds = None  # seeds are for the first reset only
         self._count_step_restarts(info)
         made = {id(guard.env.unwrapped) for guard in getattr(self._vector, "envs", ())}
@@ -82,6 +86,21 @@ class GymnasiumEnv(NumpyVectorEnv):
             given = f"{self.name}: make_env() returned the same environment twice"
             raise ValueError(f"{given}; expected a new one in each call")
         return self._check_obs(obs, "reset"), info.get(MASK)
+
+    def _check_chance(self, obs: np.ndarray) -> None:
+        """Warn if environments have equal first observations, and these do not follow the seed.
+
+        Processes have equal copies of a generator that is not the environment's own.
+        """
+        if len(np.unique(obs.reshape(self.num_envs, -1), axis=0)) == self.num_envs:
+            return
+        starts: list[np.ndarray] = []
+        with contextlib.suppress(Exception), contextlib.closing(self._make_first()) as probe:
+            starts = [probe.reset(seed=0)[0] for _ in range(2)]
+        if starts and not np.array_equal(*starts):
+            text = f"{self.name}: environments in different processes start equally, and do not"
+            text += " follow their seeds. Draw from self.np_random, which reset(seed) seeds"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         try:
