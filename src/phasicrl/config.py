@@ -580,7 +580,7 @@ class Config(_Group):
     """Rounding of the budget to whole rollouts.
     `up`: the last rollout may exceed it (OPPG, SB3).
     `down`: the last rollout is left out (CleanRL)."""
-    stop_at_return: _Float | None = None
+    stop_at_return: float | None = None
     """Mean return of the last 100 episodes at which the run stops; it can be resumed (ours)."""
     output_dir: str = "runs"
     """Folder for run directories (ours)."""

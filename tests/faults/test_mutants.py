@@ -45,7 +45,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/runs/test_checkpoint.py -k flipped_bit",
     ),
     (
-        "runs/checkpoint.py", 'if run and manifest["run"] != run:', "if False:",
+        "runs/checkpoint.py", 'if run_id and manifest["run"] != run_id:', "if False:",
         SAVE,
     ),
     (
@@ -53,7 +53,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/runs/test_lock.py",
     ),
     (
-        "runs/directory.py", "        if changed:\n", "        if False:\n",
+        "runs/directory.py", "        if changes and not accept:\n", "        if False:\n",
         "tests/faults/test_determinism.py -k changed",
     ),
     (

@@ -397,7 +397,8 @@ def test_bounds_that_are_used_are_finite(action: dict[str, Any], bounds: Any) ->
 
 def test_clip_keeps_each_bound_that_there_is() -> None:
     inf = np.inf
-    space = gym.spaces.Box(np.float32([0, -inf, -1, -inf]), np.float32([inf, 2, 1, inf]))
+    low, high = np.array([[0, -inf, -1, -inf], [inf, 2, 1, inf]], np.float32)
+    space = gym.spaces.Box(low, high)
     head = make_head(space, ActionConfig(squash="clip"))
     stored = torch.tensor([[-5.0] * 4, [5.0] * 4])
     assert head.env_action(stored).tolist() == [[0, -5, -1, -5], [5, 2, 1, 5]]

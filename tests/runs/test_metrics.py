@@ -259,7 +259,7 @@ def test_a_display_that_fails_is_silenced_and_loses_no_signal(
             raise error
 
     monkeypatch.setattr(Display, "show_stage", draw)
-    monkeypatch.setattr(console, "silence", lambda stream: None)
+    monkeypatch.setattr(console, "discard_output", lambda stream: None)
     with MetricsLog(tmp_path, config(console="plain")) as log:
         log.show_stage("rollout")
         assert log._display.kind == "off"

@@ -71,8 +71,8 @@ class Stays(Corridor):
         super().__init__(limit=3 if Stays.made % 2 else 10**9, length=10**9)
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        obs, _, *rest, info = super().step(action)
-        return obs, 1.0, *rest, info
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 1.0, terminated, truncated, info
 
 
 def test_an_evaluation_ends_where_episodes_do_not(

@@ -97,7 +97,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         starts: list[np.ndarray] = []
         with contextlib.suppress(Exception), contextlib.closing(self._make_first()) as probe:
             starts = [probe.reset(seed=0)[0] for _ in range(2)]
-        if starts and not np.array_equal(*starts):
+        if starts and not np.array_equal(starts[0], starts[1]):
             text = f"{self.name}: environments in different processes start equally, and do not"
             text += " follow their seeds. Draw from self.np_random, which reset(seed) seeds"
             warnings.warn(text, RuntimeWarning, stacklevel=2)

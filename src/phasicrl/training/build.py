@@ -171,9 +171,8 @@ def restore_run(
         remark += f"; the number of processes was {saved_by} and is {world.size}"
     remark += "".join(f"; {change}" for change in changes)
     if changes and config.ppo.schedule == "linear":
-        old = run.learner.optimizers["policy"].param_groups[0]["lr"]
-        new = config.ppo.learning_rate * (1 - env_steps / config.budget)
-        remark += f"; the learning rate goes from {old:.3g} to {new:.3g}"
+        rate = config.ppo.learning_rate * (1 - env_steps / config.budget)
+        remark += f"; the learning rate continues at {rate:.3g}"
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
         message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
