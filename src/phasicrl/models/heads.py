@@ -173,7 +173,9 @@ class PolicyHead(nn.Module):
 
     def _split(self, options: Float[Tensor, "*shape M"]) -> list[Float[Tensor, "*shape k A"]]:
         """Split logits or log-probabilities into tensors of components of equal width."""
-        pieces = options.split([number * width for number, width in self.groups], -1)
+        sizes = [number * width for number, width in self.groups]
+        # `torch.export` writes a split without parts, and cannot read it.
+        pieces = options.split(sizes, -1) if sizes else ()
         pairs = zip(pieces, self.groups, strict=True)
         return [piece.unflatten(-1, group) for piece, group in pairs]
 

@@ -82,10 +82,12 @@ def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: P
     assert made.observations >= 1_000
     if case == "images":
         return  # its episodes take seconds
-    played = play_exported(run, episodes=6, make_env=make_env)
+    program = export_policy(run, format="torch", make_env=make_env, observations=8).path
     (wanted,) = evaluate(run, episodes=6, policies=("greedy",), make_env=make_env)
-    assert played.lengths == wanted.lengths and played.policy == "greedy"
-    assert played.returns == pytest.approx(wanted.returns, rel=1e-5)
+    for file in (made.path, program):
+        played = play_exported(run, file=file, episodes=6, make_env=make_env)
+        assert played.lengths == wanted.lengths and played.policy == "greedy"
+        assert played.returns == pytest.approx(wanted.returns, rel=1e-5)
 
 
 def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Path) -> None:
