@@ -10,7 +10,7 @@ import sys
 import warnings
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -137,6 +137,14 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("tain", "did you mean 'train'"),
         ("sweep mak", "did you mean 'make'"),
         ("train procgen-pgp", "did you mean 'procgen-pp"),
+        ("train cartpole", "'cartpole-ppo' or 'cartpole-ppg'"),
+        ("train classic-ppo --lr 1e-3 --n-envs=8", "'--ppo.learning-rate'"),
+        ("train classic-ppo --lr 1e-3 --n-envs=8", "'--env.num-envs'"),
+        ("train classic-ppo --ppo clip=0.1", "'--ppo.clip'"),
+        ("train classic-ppo --log.tensorboard False", "--log.no-tensorboard"),
+        ("train classic-ppo --log.tensorboard=false", "--log.no-tensorboard"),
+        ("train classic-ppo --seed 3 4", "unknown argument '4'"),
+        ("train classic-ppo --output-dir=", "output_dir is empty"),
         ("train --seed 3", "the preset is --seed; expected"),
         ("train --from", "--from is empty; expected the path"),
         ("train --from /nowhere/config.json", "/nowhere/config.json"),
@@ -167,6 +175,19 @@ def test_a_users_mistake_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert message in error_of(capsys, *words.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tilde_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = parse_config(["classic-ppo", *SMALL, "--output-dir=~/runs", "--log.console", "off"])
+    run = train(config)
+    assert run.directory.parent == tmp_path / "runs"
+    name = f"~/runs/{run.directory.name}"
+    assert RunDirectory(cast(Any, name)).config == parse_config([f"--from={name}"]) == run.config
+    assert len(evaluation.evaluate(name, episodes=1)) == 2
+    assert main(["report", "--output=~/page.html", name]) == 0 and (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize(

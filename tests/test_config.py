@@ -9,9 +9,8 @@ import re
 import typing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -31,7 +30,7 @@ from phasicrl.config import (
     field_texts,
     nearest_divisors,
 )
-from phasicrl.config_io import ConfigError, read_json, write_json
+from phasicrl.config_io import SYNONYMS, ConfigError, read_json, write_json
 from phasicrl.presets import PRESETS, differences, get_preset
 from tests.helpers import OBS_NORM
 from tools.reference_pages import TRICKS
@@ -401,32 +400,56 @@ def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_doe
     assert len(first) > 10 and not all(first.values())
 
 
-def test_values_of_other_types_given_from_python_are_refused_before_anything_starts(
-    tmp_path: Path,
-) -> None:
-    """Python looks at no type, and takes any word for a choice."""
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("ppo.objective", "surogate", "surrogate, log_prob"),
+        ("ppo.learning_rate", np.float32(1e-3), "float"),
+        ("ppo.learning_rate", "lin_3e-4", "float"),
+        ("ppo.clip", lambda left: 0.2 * left, "float"),
+        ("ppo.num_steps", [128], "int"),
+        ("ppo.adam_betas", 0.9, "a list"),
+        ("ppo.adam_betas", [0.9], "a list of 2"),
+        ("env.num_envs", np.int64(4), "int"),
+        ("log.tensorboard", "False", "bool"),
+        ("ppo", {"gamma": 0.9}, "PPOConfig"),
+        ("env", "CartPole-v1", "EnvConfig"),
+        ("seed", True, "int"),
+    ],
+)
+def test_values_of_other_types_are_refused_by_name(path: str, value: Any, expected: str) -> None:
+    group, _, name = path.rpartition(".")
+    kind: type[Any] = type(getattr(Config(), group)) if group else Config
+    for make in (lambda: kind(**{name: value}), lambda: Config().with_updates({path: value})):
+        with pytest.raises(ConfigError) as refused:
+            make()
+        (problem,) = refused.value.problems
+        assert problem.startswith(f"{path} is {value!r}; expected {expected}")
 
-    def never() -> gym.Env:
-        raise AssertionError("an environment was made")
 
-    config = get_preset("cartpole-ppo").with_updates(
-        {
-            "output_dir": str(tmp_path),
-            "ppo.objective": "surogate",
-            "seed": True,
-            "ppo.learning_rate": np.float32(1e-3),
-            "env.num_envs": np.int64(4),
-        }
-    )
-    with pytest.raises(ConfigError) as refused:
-        train(config, make_env=never)
-    assert set(refused.value.problems) == {
-        "ppo.objective is 'surogate'; expected surrogate, log_prob",
-        "seed is True; expected int",
-        f"ppo.learning_rate is {np.float32(1e-3)!r}; expected float",
-        f"env.num_envs is {np.int64(4)!r}; expected int",
-    }
-    assert not list(tmp_path.iterdir())
+def test_values_are_converted_to_the_types_of_their_options() -> None:
+    config = Config().with_updates({"model.hidden_sizes": [64, 32], "ppo.clip": 1})
+    assert config.model.hidden_sizes == (64, 32) and isinstance(config.ppo.clip, float)
+
+
+def test_names_of_other_trainers_lead_to_our_options() -> None:
+    assert {*SYNONYMS.values()} <= defaults().keys()
+    ppo, config, env = cast(Any, (PPOConfig, Config, EnvConfig))
+    for name, path in {"lr": "ppo.learning_rate", "n_envs": "env.num_envs", "gama": "ppo.gamma",
+                       "num_envs": "env.num_envs"}.items():  # fmt: skip
+        for make in (
+            lambda name=name: ppo(**{name: 1}),
+            lambda name=name: config(**{name: 1}),
+            lambda name=name: Config().with_updates({f"ppo.{name}": 1}),
+        ):
+            with pytest.raises(
+                ValueError, match=rf"unknown option .*\b{name} .did you mean '{path}'"
+            ):
+                make()
+    with pytest.raises(ConfigError, match=r"EnvConfig\(id='CartPole-v1'\)"):
+        env("CartPole-v1")
+    with pytest.raises(ValueError, match="config is 'cartpole-ppo'"):
+        train(cast(Any, "cartpole-ppo"))
 
 
 def test_problems_come_out_of_another_process_as_they_were() -> None:

@@ -86,6 +86,8 @@ def train(
         EnvError: an environment failed.
         RankError: another process of the run failed or does not answer.
     """
+    if not isinstance(config, Config):
+        raise ValueError(f"config is {config!r}; expected a Config. get_preset(NAME) returns one")
     with (
         join(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
         start_run(config, resume=resume, world=world, **user_objects) as run,

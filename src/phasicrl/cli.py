@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import io
+import re
 import sys
 import traceback
 import warnings
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from phasicrl.config import Config, check_imports, field_texts, format_value
+from phasicrl.config import Config, check_imports, defaults, field_texts, format_value
 from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
 
@@ -213,7 +214,7 @@ def parse_and_call(
         objects, words = _parse_objects(words)
         function = functools.partial(function, **objects)
     return tyro.cli(
-        function, args=words, prog=f"phasicrl {prog}", registry=_REGISTRY,
+        function, args=_expand_home(words), prog=f"phasicrl {prog}", registry=_REGISTRY,
         config=(marker, tyro.conf.SuppressFixed),
     )  # fmt: skip
 
@@ -233,6 +234,11 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     except (ImportError, AttributeError, ValueError) as error:
         given = f"make_env is {options.make_env!r}; expected MODULE:FUNCTION"
         raise ValueError(f"{given} ({error})") from error
+
+
+def _expand_home(words: list[str]) -> list[str]:
+    """Replace `~` at the start of paths, also behind `=`, where shells do not."""
+    return [re.sub(r"^(-[^=]*=)?~(?=/|$)", rf"\g<1>{Path.home()}", word) for word in words]
 
 
 def print_lines(result: Iterable[object]) -> None:
@@ -281,7 +287,9 @@ def parse_run(words: list[str], command: str, options_type: type) -> tuple[Any, 
     Raises:
         ValueError: the preset is missing or unknown, or values are invalid.
     """
-    options, words = tyro.cli(options_type, args=words, return_unknown_args=True, add_help=False)
+    options, words = tyro.cli(
+        options_type, args=_expand_home(words), return_unknown_args=True, add_help=False
+    )
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\npresets:")
         print("\n".join(_preset_lines()))
@@ -309,12 +317,27 @@ def parse_run(words: list[str], command: str, options_type: type) -> tuple[Any, 
         _print_help(command, options_type, base)
         raise SystemExit(0)
     words = ["--help" if word == "--help-all" else word for word in words]
-    config = tyro.cli(
+    config, unknown = tyro.cli(
         Config, default=base, args=words[1:], prog=f"phasicrl {command} {words[0]}",
-        config=(tyro.conf.HelptextFromCommentsOff,), registry=_REGISTRY,
+        config=(tyro.conf.HelptextFromCommentsOff,), registry=_REGISTRY, return_unknown_args=True,
     )  # fmt: skip
+    if unknown:
+        hint = f"`phasicrl {command} PRESET --help-all` lists all options"
+        raise ValueError(f"{_describe_unknown(unknown, words)}. {hint}")
     env_options = {**base.env.options, **config.env.options}
     return options, config.with_updates({"env.options": env_options})
+
+
+def _describe_unknown(unknown: list[str], words: list[str]) -> str:
+    """Describe unknown arguments, with the options that may be meant."""
+    flags = [f"--{path.replace('_', '-')}" for path in defaults()]
+    if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
+        return "; ".join(f"unknown option {name}{suggest_name(name, flags)}" for name in names)
+    parts = [part for word in words for part in word.split("=", 1)]
+    flag = parts[parts.index(unknown[0]) - 1]
+    group, _, name = flag.rpartition(".")
+    expected = f"; expected {flag} or {group}.no-{name} without it" * (flag in flags)
+    return f"unknown argument {unknown[0]!r}{expected}"
 
 
 def _print_help(command: str, options_type: type, base: Config) -> None:

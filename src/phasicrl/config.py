@@ -19,10 +19,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from phasicrl import config_io
-from phasicrl.config_io import ConfigError, suggest_name
+from phasicrl.config_io import ConfigError, convert, suggest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
@@ -52,6 +52,13 @@ _Decay = Annotated[float, "a number from 0 to below 1"]
 
 
 @functools.cache
+def _types(group: type) -> dict[str, Any]:
+    """Return the type of each option in a group."""
+    hints = typing.get_type_hints(group)
+    return {field.name: hints[field.name] for field in dataclasses.fields(group)}
+
+
+@functools.cache
 def _ranges(group: type) -> dict[str, str]:
     """Return the allowed range of each number in a group, as text by option."""
     hints = typing.get_type_hints(group, include_extras=True)
@@ -69,14 +76,37 @@ class _Group:
     __slots__ = ()
     _prefix: ClassVar[str] = ""
 
+    def __new__(cls, *given: Any, **values: Any) -> Self:
+        """Check the names of the options that the constructor gets.
+
+        Raises:
+            ConfigError: an option is unknown (the message suggests one), or has no name.
+        """
+        problems = [
+            f"{value!r} has no name; expected {cls.__name__}({name}={value!r})"
+            for name, value in zip(_types(cls), given, strict=False)
+        ]
+        for name in values.keys() - _types(cls).keys():
+            near = suggest_name(f"{cls._prefix}{name}", defaults())
+            problems.append(f"unknown option {cls._prefix}{name}{near}")
+        if problems:
+            raise ConfigError(problems)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        """Check the values of all options of the group."""
+        """Check and convert the values of all options of the group."""
         problems: list[str] = []
-        for name, text in _ranges(type(self)).items():
-            value = getattr(self, name)
+        for name, kind in _types(type(self)).items():
+            path, text = f"{self._prefix}{name}", _ranges(type(self)).get(name)
+            try:
+                value = convert(kind, getattr(self, name), path)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            object.__setattr__(self, name, value)
             parts = typing.cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,))
-            if not all(x is None or isinstance(x, str) or _RANGES[text](x) for x in parts):
-                problems.append(f"{self._prefix}{name} is {value}; expected {text}")
+            if text and not all(x is None or isinstance(x, str) or _RANGES[text](x) for x in parts):
+                problems.append(f"{path} is {value}; expected {text}")
         if problems := problems or list(self._problems()):
             raise ConfigError(problems)
 
@@ -499,9 +529,10 @@ class ComputeConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogConfig:
+class LogConfig(_Group):
     """Console, files and services that get the metrics (ours, not from a paper)."""
 
+    _prefix: ClassVar[str] = "log."
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """Progress on the console.
     `auto`: `live` on a terminal, `plain` elsewhere.
@@ -608,6 +639,7 @@ class Config(_Group):
                 f"name is {name!r}; expected 1 to 100 printable characters without / and \\, "
                 "and no dot as the first"
             )
+        yield from ["output_dir is empty; expected a folder, such as ."] * (not self.output_dir)
         if self.budget <= 0:
             yield (
                 f"total_env_steps is {self.total_env_steps}; expected {self.batch_size} or more, "

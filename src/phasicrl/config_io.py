@@ -74,15 +74,6 @@ def check_schema(tree: dict[str, Any]) -> None:
         )
 
 
-def check_types(options: Any) -> None:
-    """Check that the values of a dataclass have the types of its fields.
-
-    Raises:
-        ConfigError: values have other types; the message lists all.
-    """
-    _from_tree(typing.cast(type[Any], type(options)), dataclasses.asdict(options), "")
-
-
 def read_text(path: Path) -> str:
     """Read a text file from an untrusted source.
 
@@ -186,11 +177,34 @@ def escape_control_chars(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
+_SYNONYMS = """
+env=env.id env_id=env.id n_envs=env.num_envs total_timesteps=total_env_steps
+n_steps=ppo.num_steps lr=ppo.learning_rate anneal_lr=ppo.schedule batch_size=ppo.num_minibatches
+minibatch_size=ppo.num_minibatches n_epochs=ppo.policy_epochs update_epochs=ppo.policy_epochs
+discount=ppo.gamma lam=ppo.gae_lambda ent_coef=ppo.entropy_coef vf_coef=ppo.value_coef
+clip_range=ppo.clip clip_coef=ppo.clip clip_range_vf=ppo.value_clip clip_vloss=ppo.value_clip
+norm_adv=ppo.advantage_norm normalize_advantage=ppo.advantage_norm net_arch=model.hidden_sizes
+cuda=compute.device track=log.wandb tensorboard_log=log.tensorboard verbose=log.console
+log_dir=output_dir save_freq=checkpoint.every_iterations eval_freq=evaluation.every_iterations
+n_eval_episodes=evaluation.episodes capture_video=evaluation.film
+"""
+SYNONYMS = {name: path for name, _, path in (pair.partition("=") for pair in _SYNONYMS.split())}
+"""Paths of options by their names in other trainers."""
+
+
 def suggest_name(given: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelled name: ` (did you mean 'bigfish'?)`; empty without one."""
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
+    """Return a hint for a wrong name: ` (did you mean 'bigfish'?)`; empty without one.
+
+    Suggests what other trainers call so, else names that end or begin so, else the nearest one.
+    """
+    names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
+    word = given.lower().lstrip("-").replace("-", "_")
+    end = word.rpartition(".")[2]
+    near = [name for name in names if name == SYNONYMS.get(end)]
+    near = near or [name for name in names if f".{name}".endswith(f".{end}")][:1]
+    near = near or sorted((name for name in names if name.startswith(word)), key=len)[:2]
+    near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f" (did you mean {' or '.join(repr(names[name]) for name in near)}?)" if near else ""
 
 
 def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
@@ -201,8 +215,13 @@ def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
-                raise ValueError(f"unknown field {path}{name}{suggest_name(name, hints)}")
-            values[name] = _from_value(hints[name], value, f"{path}{name}")
+                near = suggest_name(f"{path}{name}", [f"{path}{known}" for known in hints])
+                raise ValueError(f"unknown field {path}{name}{near}")
+            if dataclasses.is_dataclass(hint := hints[name]):
+                group = typing.cast(type[Any], hint)
+                values[name] = _from_tree(group, value, f"{path}{name}.")
+            else:
+                values[name] = convert(hint, value, f"{path}{name}")
         except ValueError as error:
             problems += error.problems if isinstance(error, ConfigError) else [str(error)]
     if problems:
@@ -210,8 +229,8 @@ def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
     return options_type(**values)
 
 
-def _from_value(hint: Any, value: Any, path: str) -> Any:
-    """Convert a JSON value to the type `hint`.
+def convert(hint: Any, value: Any, path: str) -> Any:
+    """Convert a value, from JSON or Python, to the type `hint` of the option at `path`.
 
     Raises:
         ValueError: the value has another type.
@@ -222,9 +241,7 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
             return None
         # Use a literal that has the value, else the first type.
         literals = [each for each in members if value in typing.get_args(each)]
-        return _from_value((literals or members)[0], value, path)
-    if dataclasses.is_dataclass(hint):
-        return _from_tree(typing.cast(type[Any], hint), value, f"{path}.")
+        return convert((literals or members)[0], value, path)
     if origin is Literal:
         if value not in members:
             raise ValueError(f"{path} is {value!r}; expected {', '.join(map(str, members))}")
@@ -233,11 +250,14 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
         return typing.cast(dict[str, Any], value)
     if origin is tuple and isinstance(value, list | tuple):
         entries = typing.cast("list[Any] | tuple[Any, ...]", value)
-        return tuple(_from_value(members[0], entry, path) for entry in entries)
+        if members[-1] is not ... and len(entries) != len(members):
+            raise ValueError(f"{path} is {value!r}; expected a list of {len(members)}")
+        return tuple(convert(members[0], entry, path) for entry in entries)
     if hint is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     kinds: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
     kind = kinds.get(origin) or hint.__name__
-    raise ValueError(f"{path} is {value!r}; expected {kind}")
+    remedy = ". For a rate that falls, use ppo.schedule" * path.endswith("learning_rate")
+    raise ValueError(f"{path} is {value!r}; expected {kind}{remedy}")

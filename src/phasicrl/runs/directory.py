@@ -66,10 +66,14 @@ class RunDirectory:
     """Directory of one run, and access to its files.
 
     Attributes:
-        path: path of the directory.
+        path: path of the directory; `~` is the home directory.
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        """Convert a text to a path."""
+        object.__setattr__(self, "path", Path(self.path).expanduser())
 
     @classmethod
     def make(cls, config: Config) -> RunDirectory:
@@ -80,7 +84,9 @@ class RunDirectory:
         """
         stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
-            path = Path(config.output_dir) / (stem if number == 1 else f"{stem}-{number}")
+            path = Path(config.output_dir).expanduser() / (
+                stem if number == 1 else f"{stem}-{number}"
+            )
             try:
                 path.mkdir(parents=True)
             except OSError as error:
@@ -107,8 +113,8 @@ class RunDirectory:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
         pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
-        files = sorted(Path(config.output_dir).glob(pattern))
-        runs = [RunDirectory(file.parent) for file in files]
+        files = Path(config.output_dir).expanduser().glob(pattern)
+        runs = [RunDirectory(file.parent) for file in sorted(files)]
         return [run for run in runs if get_key(run.config) == get_key(config)]
 
     @property

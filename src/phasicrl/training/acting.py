@@ -148,7 +148,7 @@ def load(
     Raises:
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     is_checkpoint = (path / MANIFEST).is_file()
     saved = SavedAgent.open(path.absolute().parents[1] if is_checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:

@@ -18,7 +18,6 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config
-from phasicrl.config_io import check_types
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.envs.checks import CLIP_REMEDY
 from phasicrl.envs.make import make_envs
@@ -81,7 +80,6 @@ def start_run(
     Raises:
         ValueError: the configuration cannot work.
     """
-    check_types(config)
     objects = fill_user_objects(user)
     for module in config.imports:
         import_module(module)
@@ -137,6 +135,7 @@ def restore_run(
             usable checkpoint, or its configuration was changed.
     """
     files, objects = RunDirectory(directory), fill_user_objects(user)
+    directory = files.path
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:
