@@ -173,6 +173,11 @@ class ModelConfig(_Group):
     `impala`: residual convolutions (Espeholt et al. 2018).
     `nature`: three convolutions (Mnih et al. 2015).
     `mlp`: dense layers, for vectors."""
+    image_layout: Literal["auto", "channels_first", "channels_last"] = "auto"
+    """Axis of an image that holds its channels (ours).
+    `auto`: the first or the last one if the other two are longer, and no doubt is left.
+    `channels_first`: channels, height, width.
+    `channels_last`: height, width, channels."""
     channels: tuple[_Int, ...] = (16, 32, 32)
     """IMPALA: output channels of each stack (OPPG: 16 32 32)."""
     blocks: _Count = 2

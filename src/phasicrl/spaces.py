@@ -62,6 +62,32 @@ def is_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
+def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
+    """Return whether images of a shape are read as channels, height, width.
+
+    `auto` takes an axis for the channels if no other can be: one of 1 to 4, or a multiple of 3 or 4
+    (stacked images), before or behind two axes that are longer, and at least 8.
+
+    Args:
+        shape: three axes of an image.
+        layout: `model.image_layout`.
+
+    Raises:
+        ValueError: the layout is `auto`, and the shape does not tell it.
+    """
+    for first, channels, sides in ((True, shape[0], shape[1:]), (False, shape[2], shape[:2])):
+        is_usual = channels <= 4 or channels % 3 == 0 or channels % 4 == 0
+        if layout == "auto" and is_usual and min(sides) >= max(8, channels + 1):
+            return first
+    if layout == "auto":
+        a, b, c = shape
+        raise ValueError(
+            f"model.image_layout is auto, and images are {shape}; expected channels_first "
+            f"({a} channels, {b}×{c}) or channels_last ({c} channels, {a}×{b})"
+        )
+    return layout == "channels_first"
+
+
 def check_spaces(
     name: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> None:

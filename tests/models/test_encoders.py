@@ -68,7 +68,7 @@ def test_width_and_depth(blocks: int, hidden_sizes: tuple[int, ...], expected: i
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (10, 7)])
 def test_impala_computes_its_formula(height: int, width: int) -> None:
-    encoder = impala(height, width, 3)
+    encoder = impala(height, width, 3, image_layout="channels_last")
     for parameter in encoder.parameters():  # biases too, which start at zero
         nn.init.normal_(parameter, std=0.3, generator=Generator().manual_seed(parameter.numel()))
     weights = [parameter.double() for parameter in encoder.parameters()]
@@ -106,7 +106,10 @@ def test_impala_computes_its_formula(height: int, width: int) -> None:
 def test_pooling_by_hand(height: int, width: int, pooling: str, expected: list[list[int]]) -> None:
     """A stack of no blocks, whose convolution passes on an image that is brightest upper left."""
     shape = (height, width, 1)
-    encoder = impala(*shape, channels=(1,), blocks=0, pooling=pooling, hidden_sizes=())
+    encoder = impala(
+        *shape, image_layout="channels_last", channels=(1,), blocks=0, pooling=pooling,
+        hidden_sizes=(),
+    )  # fmt: skip
     (conv,) = layers_of(encoder, nn.Conv2d)
     with torch.no_grad():
         conv.weight.copy_(torch.eye(9)[4].view(1, 1, 3, 3))
@@ -152,17 +155,26 @@ def test_encoding_leaves_the_observations_alone() -> None:
         assert torch.equal(obs, copy)
 
 
-def test_layouts_are_distinguished_by_their_channels() -> None:
-    assert (
-        encoders.to_height_width_channels((64, 64, 3))
-        == encoders.to_height_width_channels((3, 64, 64))
-        == (64, 64, 3)
-    )
-    assert (
-        encoders.to_height_width_channels((84, 60, 4))
-        == encoders.to_height_width_channels((4, 84, 60))
-        == (84, 60, 4)
-    )
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [((64, 64, 3), 3), ((3, 64, 64), 3), ((84, 60, 4), 4), ((4, 84, 60), 4), ((84, 84, 1), 1),
+     ((9, 84, 84), 9), ((84, 84, 16), 16), ((2, 8, 9), 2)],
+)  # fmt: skip
+def test_layouts_are_distinguished_by_their_channels(shape: Any, channels: int) -> None:
+    encoder = impala(*shape)
+    assert encoder.stacks[0][0].in_channels == channels
+    assert encoder(images(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("shape", [(17, 8, 8), (8, 8, 8), (12, 10, 10), (7, 7, 3), (8, 8, 17)])
+def test_layouts_in_doubt_are_asked_for(shape: Any) -> None:
+    first, last = f"{shape[0]} channels", f"{shape[2]} channels"
+    with pytest.raises(ValueError, match=f"image_layout .*{first}.*{last}"):
+        impala(*shape)
+    obs = images(2, *shape)
+    by_first = impala(*shape, image_layout="channels_first")
+    by_last = impala(*obs.permute(0, 2, 3, 1).shape[1:], image_layout="channels_last")
+    torch.testing.assert_close(by_first(obs), by_last(obs.permute(0, 2, 3, 1)))
 
 
 @pytest.mark.parametrize(("size", "num_inputs"), [(84, 3136), (64, 1024), (36, 64)])
@@ -212,14 +224,14 @@ def test_layer_norm_stands_between_each_dense_layer_and_its_activation() -> None
 @pytest.mark.parametrize(
     ("kind", "shape", "match"),
     [
-        (ImpalaCNN, (2, 2, 3), "fewer stacks"),
+        (ImpalaCNN, (8, 8, 3), "fewer stacks"),
         (NatureCNN, (35, 40, 3), "model.encoder impala"),
     ],
 )
 def test_unfit_observations_are_refused(kind: type[Any], shape: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        make(kind, shape)
-    assert impala(4, 4, 3).num_features == 10  # the smallest that fits
+        make(kind, shape, channels=(4,) * 4)
+    assert impala(8, 8, 3, channels=(4,) * 3).num_features == 10  # the smallest that fits
 
 
 PICTURE = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)

@@ -20,7 +20,14 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, count_choices, get_part, is_image, leaves
+from phasicrl.spaces import (
+    ObservationLayout,
+    count_choices,
+    get_part,
+    has_channels_first,
+    is_image,
+    leaves,
+)
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -59,7 +66,9 @@ class ImpalaCNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
         init = Initializer(config.init, generator)
-        height, width, in_channels = to_height_width_channels(shape)
+        self.channels_first = has_channels_first(shape, config.image_layout)
+        height, width, in_channels = to_height_width_channels(shape, self.channels_first)
+        self.reading = f"{in_channels} channels of {height}×{width}"
         # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
         # the first convolution of a stack.
         residual = (len(config.channels) * max(config.blocks, 1)) ** -0.25
@@ -83,7 +92,7 @@ class ImpalaCNN(nn.Module):
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode images `[N, H, W, C]` or `[N, C, H, W]` as features `[N, D]`."""
-        x = functional.relu(self.stacks(scale_image(obs)))
+        x = functional.relu(self.stacks(scale_image(obs, self.channels_first)))
         return self.dense(x.flatten(1))
 
 
@@ -97,7 +106,9 @@ class NatureCNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
         init = Initializer(config.init, generator)
-        height, width, in_channels = to_height_width_channels(shape)
+        self.channels_first = has_channels_first(shape, config.image_layout)
+        height, width, in_channels = to_height_width_channels(shape, self.channels_first)
+        self.reading = f"{in_channels} channels of {height}×{width}"
         if min(height, width) < 36:
             given = f"model.encoder is nature, and images are {height}×{width}"
             raise ValueError(f"{given}; expected at least 36×36. Use model.encoder impala")
@@ -114,7 +125,7 @@ class NatureCNN(nn.Module):
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode images `[N, H, W, C]` or `[N, C, H, W]` as features `[N, D]`."""
-        return self.dense(self.convolutions(scale_image(obs)).flatten(1))
+        return self.dense(self.convolutions(scale_image(obs, self.channels_first)).flatten(1))
 
 
 class MLP(nn.Module):
@@ -298,18 +309,15 @@ def _to_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
     return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 
 
-def to_height_width_channels(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return height, width and channels of images `[H, W, C]` or `[C, H, W]`.
-
-    Channels are first if they are fewer than both other axes.
-    """
+def to_height_width_channels(shape: tuple[int, ...], channels_first: bool) -> tuple[int, int, int]:
+    """Return height, width and channels of images `[C, H, W]` or `[H, W, C]`."""
     a, b, c = shape
-    return (b, c, a) if a < min(b, c) else (a, b, c)
+    return (b, c, a) if channels_first else (a, b, c)
 
 
-def scale_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
+def scale_image(obs: Shaped[Tensor, "N *shape"], channels_first: bool) -> Float[Tensor, "N C H W"]:
     """Convert images of either layout to floats in [0, 1], channels_last in memory."""
-    x = obs if obs.shape[1] < min(obs.shape[2:]) else obs.permute(0, 3, 1, 2)
+    x = obs if channels_first else obs.permute(0, 3, 1, 2)
     # A `permute` view of NHWC bytes is channels_last already, so that one pass converts it.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats

@@ -30,6 +30,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, is_large, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.models.encoders import ImpalaCNN, NatureCNN
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.directory import RunDirectory, fill_user_objects
 from phasicrl.runs.lock import RunLock
@@ -259,6 +260,10 @@ def _build_run(
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
         messages = [] if state else _make_unused_warnings(config, envs, user)
         messages += [] if state else _describe_unclipped_actions(config, envs)
+        readings = {
+            each.reading for each in agent.modules() if isinstance(each, ImpalaCNN | NatureCNN)
+        }
+        messages += [f"images are read as {each} (model.image_layout)" for each in readings]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
         plan = _make_plan(config, device, world, has_images)

@@ -45,7 +45,10 @@ def gaussian(directory: Path) -> Config:
 
 
 def of_all_kinds(directory: Path) -> Config:
-    model = replace(MLP, encoder="impala", channels=(4,), memory="gru", memory_size=4)
+    model = replace(
+        MLP, encoder="impala", image_layout="channels_last", channels=(4,), memory="gru",
+        memory_size=4,
+    )  # fmt: skip
     config = tiny(
         directory, model=model, obs_norm=OBS_NORM,
         action=ActionConfig(squash="tanh", std="softplus"),

@@ -24,6 +24,7 @@ from phasicrl.envs.make import find_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent
+from phasicrl.spaces import has_channels_first
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_agent
@@ -172,7 +173,8 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
     envs = make_envs(saved)
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
-        return envs, lambda obs, _: _to_rgb(obs, shape)
+        channels_first = has_channels_first(shape, saved.config.model.image_layout)
+        return envs, lambda obs, _: _to_rgb(obs, channels_first)
     if not make_vector_env:
         envs.close()
         envs = _make_rendered(saved, envs.name, make_envs, renderers)
@@ -224,9 +226,9 @@ def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
         ) from None
 
 
-def _to_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _to_rgb(obs: np.ndarray, channels_first: bool) -> np.ndarray:
     """Convert observations of either layout to `[B, H, W, 3]`, gray frames to the newest."""
-    images = obs.transpose(0, 2, 3, 1) if shape[0] < min(shape[1:]) else obs
+    images = obs.transpose(0, 2, 3, 1) if channels_first else obs
     return images if images.shape[-1] == 3 else images[..., -1:].repeat(3, axis=-1)
 
 
