@@ -62,6 +62,25 @@ def is_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
+def describe_spaces(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> dict[str, str]:
+    """Describe each part of the spaces; dtype and bounds of a `Box` stand behind ` of `."""
+    parts: dict[str, str] = {}
+    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+        for path, leaf in leaves(space):
+            text = " ".join(str(leaf).split())
+            if isinstance(leaf, gym.spaces.Box):
+                # One number where all are equal.
+                sides = [
+                    x.flat if len({*x.flat}) > 1 else x.flat[:1] for x in (leaf.low, leaf.high)
+                ]
+                low, high = (", ".join(f"{number:g}" for number in side) for side in sides)
+                text = f"Box{leaf.shape} of {leaf.dtype} from {low} to {high}"
+            parts[format_path((name, *path))] = text
+    return parts
+
+
 def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
     """Return whether images of a shape are read as channels, height, width.
 

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from phasicrl.algorithm import train
-from phasicrl.config import EnvConfig
+from phasicrl.algorithm import resume, train
+from phasicrl.config import ActionConfig, EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep
 from phasicrl.models.agent import Agent
@@ -22,6 +23,7 @@ from phasicrl.models.distributions import Policy
 from phasicrl.presets import get_preset
 from phasicrl.seeding import derive_seed, env_seeds
 from phasicrl.training import evaluation as of_runs
+from phasicrl.training.acting import load
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import Evaluation, evaluate, generalization_gaps
 from phasicrl.training.evaluation import make_evaluation_envs, run_agent
@@ -220,6 +222,42 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)
+
+
+def lamp(size: int, actions: gym.Space[Any]) -> type[gym.Env[Any, Any]]:
+    class Lamp(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Dict(eye=gym.spaces.Box(0, 1, (size,), np.float32))
+        action_space = actions
+
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            return {"eye": np.zeros(size, np.float32)}, {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return {"eye": np.zeros(size, np.float32)}, 1.0, True, False, {}
+
+    return Lamp
+
+
+@pytest.mark.parametrize(
+    ("size", "actions", "named"),
+    [
+        (5, gym.spaces.Box(-1, 1, (1,)), r"observation_space/eye Box\(2,\).* Box\(5,\)"),
+        (2, gym.spaces.Box(-1, 1, (3,)), r"action_space Box\(1,\).* Box\(3,\)"),
+        (2, gym.spaces.Discrete(4), r"action_space Box\(1,\).* Discrete\(4\)"),
+        (2, gym.spaces.Box(-10, 1, (1,)), "action_space .* from -1 to 1.* from -10 to 1"),
+    ],
+)
+def test_spaces_other_than_those_of_the_training_are_named(
+    size: int, actions: gym.Space[Any], named: str, tmp_path: Path
+) -> None:
+    config = replace(tiny(tmp_path), action=ActionConfig(squash="tanh"))
+    run = train(config, make_env=lamp(2, gym.spaces.Box(-1, 1, (1,))))
+    run.files.write_config(replace(config, total_env_steps=2 * run.env_steps))
+    other = lamp(size, actions)
+    only_bounds = "from -10" in named
+    for use in (partial(evaluate, episodes=1), load, partial(resume, accept_config_changes=True)):
+        with pytest.warns(match=named) if only_bounds else pytest.raises(ValueError, match=named):
+            use(run.directory, make_env=other)
 
 
 def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -320,6 +321,28 @@ class RunDirectory:
                 f"{', '.join(changes)}. Restore it, or set accept_config_changes"
             )
         return changes
+
+    def check_spaces(self, spaces: Mapping[str, str]) -> None:
+        """Check that environments have the spaces of the training; warn of other bounds.
+
+        Args:
+            spaces: parts of the spaces of the environments, from `describe_spaces`.
+
+        Raises:
+            ValueError: kind or shape of a part differs; the message has both.
+        """
+        trained: dict[str, str] = self.card.get("spaces", spaces)
+        pairs = {part: (trained.get(part, "no such part"), spaces.get(part, "no such part"))
+                 for part in {**trained, **spaces}}  # fmt: skip
+        differing = {part: pair for part, pair in pairs.items() if pair[0] != pair[1]}
+        text = "; ".join(
+            f"{self.path} was trained on {part} {before}, and this environment has {now}"
+            for part, (before, now) in differing.items()
+        )
+        if any(old.split(" of ")[0] != new.split(" of ")[0] for old, new in differing.values()):
+            raise ValueError(text)
+        if differing:
+            warnings.warn(text, stacklevel=2)
 
     def _check_is_run(self) -> None:
         """Check that the directory is a run directory.

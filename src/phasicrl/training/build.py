@@ -37,7 +37,7 @@ from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
-from phasicrl.spaces import is_image, leaves
+from phasicrl.spaces import describe_spaces, is_image, leaves
 from phasicrl.system.machine import num_cores, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
@@ -255,6 +255,9 @@ def _build_run(
     with world.sync_errors("preparing the run"):
         envs, since, obs, remark = _open_envs(config, user, world, state)
         resources.enter_context(closing(envs))
+        if state:
+            observed, acted = envs.observation_space, envs.action_space
+            make_directory().check_spaces(describe_spaces(observed, acted))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         device = find_device(config.compute.device, is_large=is_large(config, has_images))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)

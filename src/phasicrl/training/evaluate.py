@@ -17,6 +17,7 @@ from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run
+from phasicrl.spaces import describe_spaces
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
@@ -123,8 +124,10 @@ class SavedAgent:
         """Load the agent with its last or best weights.
 
         Raises:
-            ValueError: there are no weights yet, or they do not fit the network.
+            ValueError: there are no weights yet, they do not fit the network, or the environments
+                have other spaces than those of the training.
         """
+        self.files.check_spaces(describe_spaces(envs.observation_space, envs.action_space))
         agent = make_agent(self.config, envs, make_encoder=self.make_encoder)
         try:
             agent.load_state_dict(self.files.weights(which))

@@ -29,6 +29,7 @@ from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, rank_state
+from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
@@ -310,6 +311,7 @@ class Run:
             "env_steps": self.env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
+            "spaces": describe_spaces(self.envs.observation_space, self.envs.action_space),
             "exact_state": self.envs.exact_state,
             "processes": self.world.size,
             "device": str(self.executor.device),

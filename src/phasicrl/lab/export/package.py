@@ -29,7 +29,9 @@ NEEDED = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "training.tfevents"
 FILES = (*NEEDED, METRICS_FILE, EVENTS_FILE, "policy.onnx")
 """Possible files of a package, besides the list of their hashes."""
-_CARD_FIELDS = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
+_CARD_FIELDS = (
+    "seed", "own", "env_steps", "seconds", "environment", "spaces", "plan", "versions", "commit"
+)  # fmt: skip
 """Published fields of the card; the command is not, since it has folders of its machine."""
 
 
