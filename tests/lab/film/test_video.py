@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +93,33 @@ class Drawn(Corridor):
     "shown",
     [
         np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 4), np.uint8),
-        np.zeros((16, 32), np.uint8), None,
+        np.zeros((16, 32), np.uint8), np.zeros((16, 32, 3)), None, NotImplementedError,
+        [np.zeros((16, 32, 3), np.uint8), np.zeros((8, 32, 3), np.uint8)],
+        (np.zeros((16, 32, 3), np.uint8), "x"),
     ],
 )  # fmt: skip
 def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> None:
     class Shows(Drawn):
         def render(self) -> Any:
+            if shown is NotImplementedError:
+                raise NotImplementedError
             return shown
 
     run = train(tiny(tmp_path), make_env=Shows)
-    with pytest.raises(ValueError, match=r"render\(\) returned .*; expected \[height, width, 3\]"):
+    with pytest.raises(ValueError, match=r"render\(\) of Shows .*; expected \[height, width, 3\]"):
         film(run.directory, make_env=Shows)
     assert not list(run.directory.glob("videos/*.mp4"))
+
+
+def test_the_newest_of_a_list_of_images_is_filmed(tmp_path: Path) -> None:
+    class Shows(Drawn):
+        def render(self) -> Any:
+            return [np.zeros((16, 32, 3), np.uint8), np.full((16, 32, 3), 200, np.uint8)]
+
+    make_env = partial(Shows, "rgb_array_list")
+    run = train(tiny(tmp_path), make_env=make_env)
+    path, _ = film(run.directory, episodes=1, size=16, make_env=make_env)
+    assert read_film(path, 16, 32).min() > 190
 
 
 def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:

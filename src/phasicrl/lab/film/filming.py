@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,13 +135,19 @@ class _Renderer:
         Raises:
             ValueError: the result is not an image; ffmpeg would take other arrays as bytes.
         """
-        image = np.array(self._draw())
+        image, what = np.empty(0), "is not implemented"
+        with suppress(NotImplementedError):
+            given = self._draw()
+            what = f"returned a {type(given).__name__}, not an array"
+            with suppress(ValueError):
+                image = np.array(given)
+                what = f"returned an array {image.shape} of {image.dtype}"
+        if not self._shape and image.ndim == 4:
+            image = image[-1]  # the newest of a list
         if image.dtype != np.uint8 or (*image.shape[:-3], *image.shape[-1:]) != (*self._shape, 3):
             expected = ", ".join([*map(str, self._shape), "height, width, 3"])
-            raise ValueError(
-                f"render() returned an array {image.shape} of {image.dtype}; expected "
-                f"[{expected}] of uint8"
-            )
+            name = type(self.env.unwrapped).__name__
+            raise ValueError(f"render() of {name} {what}; expected [{expected}] of uint8")
         self._last = image
         return image
 
@@ -178,7 +184,8 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
     if not make_vector_env:
         envs.close()
         envs = _make_rendered(saved, envs.name, make_envs, renderers)
-    if any(each.env.render_mode != "rgb_array" for each in renderers):
+    modes = [getattr(each.env, "render_mode", None) for each in renderers]
+    if not {*modes} <= {"rgb_array", "rgb_array_list"}:
         envs.close()
         raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
 
