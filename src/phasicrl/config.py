@@ -82,13 +82,10 @@ class _Group:
         Raises:
             ConfigError: an option is unknown (the message suggests one), or has no name.
         """
-        problems = [
-            f"{value!r} has no name; expected {cls.__name__}({name}={value!r})"
-            for name, value in zip(_types(cls), given, strict=False)
-        ]
-        for name in values.keys() - _types(cls).keys():
-            near = suggest_name(f"{cls._prefix}{name}", defaults())
-            problems.append(f"unknown option {cls._prefix}{name}{near}")
+        call = f"{cls.__name__}({next(iter(_types(cls)))}=…)"
+        problems = [f"{value!r} has no name; expected {call}" for value in given]
+        unknown = [cls._prefix + name for name in values if name not in _types(cls)]
+        problems += [f"unknown option {path}{suggest_name(path, defaults())}" for path in unknown]
         if problems:
             raise ConfigError(problems)
         return super().__new__(cls)

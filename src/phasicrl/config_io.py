@@ -178,15 +178,14 @@ def escape_control_chars(text: str) -> str:
 
 
 _SYNONYMS = """
-env=env.id env_id=env.id n_envs=env.num_envs total_timesteps=total_env_steps
-n_steps=ppo.num_steps lr=ppo.learning_rate anneal_lr=ppo.schedule batch_size=ppo.num_minibatches
+env=env.id env_id=env.id n_envs=env.num_envs total_timesteps=total_env_steps n_steps=ppo.num_steps
+lr=ppo.learning_rate anneal_lr=ppo.schedule batch_size=ppo.num_minibatches
 minibatch_size=ppo.num_minibatches n_epochs=ppo.policy_epochs update_epochs=ppo.policy_epochs
-discount=ppo.gamma lam=ppo.gae_lambda ent_coef=ppo.entropy_coef vf_coef=ppo.value_coef
-clip_range=ppo.clip clip_coef=ppo.clip clip_range_vf=ppo.value_clip clip_vloss=ppo.value_clip
-norm_adv=ppo.advantage_norm normalize_advantage=ppo.advantage_norm net_arch=model.hidden_sizes
-cuda=compute.device track=log.wandb tensorboard_log=log.tensorboard verbose=log.console
-log_dir=output_dir save_freq=checkpoint.every_iterations eval_freq=evaluation.every_iterations
-n_eval_episodes=evaluation.episodes capture_video=evaluation.film
+ent_coef=ppo.entropy_coef vf_coef=ppo.value_coef clip_range=ppo.clip clip_coef=ppo.clip
+clip_range_vf=ppo.value_clip clip_vloss=ppo.value_clip norm_adv=ppo.advantage_norm
+normalize_advantage=ppo.advantage_norm net_arch=model.hidden_sizes cuda=compute.device
+track=log.wandb tensorboard_log=log.tensorboard verbose=log.console log_dir=output_dir
+save_freq=checkpoint.every_iterations eval_freq=evaluation.every_iterations
 """
 SYNONYMS = {name: path for name, _, path in (pair.partition("=") for pair in _SYNONYMS.split())}
 """Paths of options by their names in other trainers."""

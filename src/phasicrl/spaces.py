@@ -62,49 +62,20 @@ def is_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
-def describe_spaces(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> dict[str, str]:
-    """Describe each part of the spaces; dtype and bounds of a `Box` stand behind ` of `."""
-    parts: dict[str, str] = {}
-    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
-        for path, leaf in leaves(space):
-            text = " ".join(str(leaf).split())
-            if isinstance(leaf, gym.spaces.Box):
-                # One number where all are equal.
-                sides = [
-                    x.flat if len({*x.flat}) > 1 else x.flat[:1] for x in (leaf.low, leaf.high)
-                ]
-                low, high = (", ".join(f"{number:g}" for number in side) for side in sides)
-                text = f"Box{leaf.shape} of {leaf.dtype} from {low} to {high}"
-            parts[format_path((name, *path))] = text
-    return parts
+def describe_spaces(envs: Any) -> dict[str, str]:
+    """Describe each part of the spaces of environments.
 
-
-def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
-    """Return whether images of a shape are read as channels, height, width.
-
-    `auto` takes an axis for the channels if no other can be: one of 1 to 4, or a multiple of 3 or 4
-    (stacked images), before or behind two axes that are longer, and at least 8.
-
-    Args:
-        shape: three axes of an image.
-        layout: `model.image_layout`.
-
-    Raises:
-        ValueError: the layout is `auto`, and the shape does not tell it.
+    Dtype and bounds of a `Box` stand behind ` of `.
     """
-    for first, channels, sides in ((True, shape[0], shape[1:]), (False, shape[2], shape[:2])):
-        is_usual = channels <= 4 or channels % 3 == 0 or channels % 4 == 0
-        if layout == "auto" and is_usual and min(sides) >= max(8, channels + 1):
-            return first
-    if layout == "auto":
-        a, b, c = shape
-        raise ValueError(
-            f"model.image_layout is auto, and images are {shape}; expected channels_first "
-            f"({a} channels, {b}×{c}) or channels_last ({c} channels, {a}×{b})"
-        )
-    return layout == "channels_first"
+    parts: dict[str, str] = {}
+    for name in ("observation_space", "action_space"):
+        for path, leaf in leaves(getattr(envs, name)):
+            text = str(leaf)
+            if isinstance(leaf, gym.spaces.Box):
+                bounds = f"from {leaf.low_repr} to {leaf.high_repr}"
+                text = f"Box{leaf.shape} of {leaf.dtype} {bounds}"
+            parts[format_path((name, *path))] = " ".join(text.split())
+    return parts
 
 
 def check_spaces(

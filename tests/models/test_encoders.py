@@ -161,7 +161,7 @@ def test_encoding_leaves_the_observations_alone() -> None:
      ((9, 84, 84), 9), ((84, 84, 16), 16), ((2, 8, 9), 2)],
 )  # fmt: skip
 def test_layouts_are_distinguished_by_their_channels(shape: Any, channels: int) -> None:
-    encoder = impala(*shape)
+    encoder: Any = impala(*shape)
     assert encoder.stacks[0][0].in_channels == channels
     assert encoder(images(2, *shape)).shape == (2, 10)
 

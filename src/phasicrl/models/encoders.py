@@ -20,14 +20,7 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import (
-    ObservationLayout,
-    count_choices,
-    get_part,
-    has_channels_first,
-    is_image,
-    leaves,
-)
+from phasicrl.spaces import ObservationLayout, count_choices, get_part, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -307,6 +300,32 @@ def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[T
 def _to_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
     """Flatten each observation to a row; scalars become rows of one number."""
     return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
+
+
+def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
+    """Return whether images of a shape are read as channels, height, width.
+
+    `auto` takes an axis for the channels if no other can be: one of 1 to 4, or a multiple of 3 or 4
+    (stacked images), before or behind two axes that are longer, and at least 8.
+
+    Args:
+        shape: three axes of an image.
+        layout: `model.image_layout`.
+
+    Raises:
+        ValueError: the layout is `auto`, and the shape does not tell it.
+    """
+    for first, channels, sides in ((True, shape[0], shape[1:]), (False, shape[2], shape[:2])):
+        is_usual = channels <= 4 or channels % 3 == 0 or channels % 4 == 0
+        if layout == "auto" and is_usual and min(sides) >= max(8, channels + 1):
+            return first
+    if layout == "auto":
+        a, b, c = shape
+        raise ValueError(
+            f"model.image_layout is auto, and images are {shape}; expected channels_first "
+            f"({a} channels, {b}×{c}) or channels_last ({c} channels, {a}×{b})"
+        )
+    return layout == "channels_first"
 
 
 def to_height_width_channels(shape: tuple[int, ...], channels_first: bool) -> tuple[int, int, int]:

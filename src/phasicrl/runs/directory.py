@@ -332,16 +332,14 @@ class RunDirectory:
             ValueError: kind or shape of a part differs; the message has both.
         """
         trained: dict[str, str] = self.card.get("spaces", spaces)
-        pairs = {part: (trained.get(part, "no such part"), spaces.get(part, "no such part"))
-                 for part in {**trained, **spaces}}  # fmt: skip
-        differing = {part: pair for part, pair in pairs.items() if pair[0] != pair[1]}
+        both = [(part, trained.get(part), spaces.get(part)) for part in {**trained, **spaces}]
         text = "; ".join(
             f"{self.path} was trained on {part} {before}, and this environment has {now}"
-            for part, (before, now) in differing.items()
-        )
-        if any(old.split(" of ")[0] != new.split(" of ")[0] for old, new in differing.values()):
+            for part, before, now in both if before != now
+        )  # fmt: skip
+        if any(str(old).split(" of ")[0] != str(new).split(" of ")[0] for _, old, new in both):
             raise ValueError(text)
-        if differing:
+        if text:
             warnings.warn(text, stacklevel=2)
 
     def _check_is_run(self) -> None:

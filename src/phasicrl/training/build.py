@@ -30,7 +30,6 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, is_large, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.models.encoders import ImpalaCNN, NatureCNN
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.directory import RunDirectory, fill_user_objects
 from phasicrl.runs.lock import RunLock
@@ -256,16 +255,13 @@ def _build_run(
         envs, since, obs, remark = _open_envs(config, user, world, state)
         resources.enter_context(closing(envs))
         if state:
-            observed, acted = envs.observation_space, envs.action_space
-            make_directory().check_spaces(describe_spaces(observed, acted))
+            make_directory().check_spaces(describe_spaces(envs))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         device = find_device(config.compute.device, is_large=is_large(config, has_images))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
         messages = [] if state else _make_unused_warnings(config, envs, user)
         messages += [] if state else _describe_unclipped_actions(config, envs)
-        readings = {
-            each.reading for each in agent.modules() if isinstance(each, ImpalaCNN | NatureCNN)
-        }
+        readings = {each.reading for each in agent.modules() if hasattr(each, "reading")}
         messages += [f"images are read as {each} (model.image_layout)" for each in readings]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)

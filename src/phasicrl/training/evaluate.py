@@ -127,7 +127,7 @@ class SavedAgent:
             ValueError: there are no weights yet, they do not fit the network, or the environments
                 have other spaces than those of the training.
         """
-        self.files.check_spaces(describe_spaces(envs.observation_space, envs.action_space))
+        self.files.check_spaces(describe_spaces(envs))
         agent = make_agent(self.config, envs, make_encoder=self.make_encoder)
         try:
             agent.load_state_dict(self.files.weights(which))

@@ -311,7 +311,7 @@ class Run:
             "env_steps": self.env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
-            "spaces": describe_spaces(self.envs.observation_space, self.envs.action_space),
+            "spaces": describe_spaces(self.envs),
             "exact_state": self.envs.exact_state,
             "processes": self.world.size,
             "device": str(self.executor.device),

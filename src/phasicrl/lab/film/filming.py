@@ -24,7 +24,7 @@ from phasicrl.envs.make import find_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent
-from phasicrl.spaces import has_channels_first
+from phasicrl.models.encoders import has_channels_first
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_agent
