@@ -159,7 +159,7 @@ def _sweep_status(words: list[str]) -> None:
     from phasicrl.lab.sweeps.sweep import get_status
 
     statuses = cli.parse_and_call(get_status, "sweep status", words)
-    table = Table(show_lines=True)
+    table = Table(show_lines=True, title=statuses[0].shared, title_justify="left")
     for column in ("trial", "settings", "environment", "state", "steps", "return"):
         table.add_column(column, overflow="fold")
     for each in statuses:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, PPOConfig
-from phasicrl.lab.analysis.curves import Curve, Task, read_curves
+from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
 from phasicrl.training.bootstrap import bootstrap_band
 from tests.lab.analysis.runs import RETURN, make_run, make_runs
 
@@ -82,8 +82,10 @@ PHASES = [{"aux": AuxConfig(epochs=epochs)} for epochs in (0, 6)]
     ("settings", "labels"),
     [
         ([{"name": "a"}, {"name": "b"}], ["a", "b"]),
-        (RATES, ["demo, ppo.learning_rate 0.001", "demo, ppo.learning_rate 0.0001"]),
-        (PHASES, ["demo, aux.epochs 0", "demo, aux.epochs 6"]),
+        ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-3", "demo, lr 1e-4"]),
+        ([{"name": "a-0123456789"}, {"name": "b-0123abcdef"}], ["a", "b"]),
+        (RATES, ["lr 1e-3", "lr 1e-4"]),
+        (PHASES, ["aux.epochs 0", "aux.epochs 6"]),
         ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
         ([{}, {"total_env_steps": 1000}], ["demo"]),
     ],
@@ -108,7 +110,7 @@ def test_an_option_of_the_environment_in_some_runs_distinguishes_them(tmp_path: 
         for i, each in enumerate(options)
     ]
     labels = [curve.label for curve in read_curves(runs, RETURN)]
-    assert labels == ["demo", "demo, env.options.max_episode_steps 9"]
+    assert labels == ["demo", "env.options.max_episode_steps 9"]
 
 
 def test_environments_and_difficulties_are_tasks(tmp_path: Path) -> None:
@@ -130,11 +132,46 @@ def test_two_runs_of_one_seed_are_named(tmp_path: Path) -> None:
         read_curves(runs, RETURN)
 
 
+def make_sweep(folder: Path, *clips: float) -> Path:
+    """Make a sweep of a clip range, with two seeds and a digest in the names of its runs."""
+    for index, clip in enumerate(clips):
+        for seed in (1, 2):
+            trial = folder / f"s{seed}-{index}"
+            name, ppo = f"demo-{index:010x}", PPOConfig(clip=clip)
+            make_run(trial / "runs" / "run", [(1, clip + seed)], seed=seed, name=name, ppo=ppo)
+            (trial / "trial.json").write_text("{}")
+    return folder
+
+
+def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    sweep = make_sweep(tmp_path, 0.25, 0.5)
+    curves = read_curves([sweep], RETURN)
+    assert [(curve.label, curve.mean.tolist()) for curve in curves] == [
+        ("clip 0.25", [1.75]), ("clip 0.5", [2.0])
+    ]  # fmt: skip
+    assert get_shared_name(curves) == "demo" and not recwarn.list
+    # A pending trial, and a run in which no episode has ended.
+    (sweep / "s3-0").mkdir()
+    (sweep / "s3-0" / "trial.json").write_text("{}")
+    (sweep / "s2-1" / "runs" / "run" / "metrics.jsonl").write_text('{"env_steps": 9, "a/b": 1.0}\n')
+    with pytest.warns(UserWarning) as warned:
+        assert [len(curve.runs) for curve in read_curves([sweep], RETURN)] == [2, 1]
+    texts = [str(each.message) for each in warned]
+    assert any("1 of 5 trials" in text for text in texts)
+    assert any("s2-1/runs/run has a/b" in text for text in texts)
+
+
 def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", [])
     run = make_run(tmp_path / "run", [(1, 2.0), (2, math.nan)])
+    sweep = tmp_path / "sweep"
+    (sweep / "s1").mkdir(parents=True)
+    (sweep / "s1" / "trial.json").write_text("{}")
     for runs, metric, message in [
         ([], RETURN, "runs is empty; give at least one"),
+        ([sweep], RETURN, "has no run with data yet"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
         ([empty], RETURN, "empty has no data yet"),

@@ -126,8 +126,8 @@ def test_ours_are_solid_published_ones_dashed_and_all_differ() -> None:
     styles = plot.assign_styles(keys)
     assert [styles[key]["linestyle"] == "-" for key in keys] == [True, True, False, False, False]
     assert len({styles[key]["color"] for key in keys}) == 5
-    many = plot.assign_styles([(str(i), False) for i in range(28)])
-    assert len({str(style) for style in many.values()}) == 28
+    many = plot.assign_styles([(str(i), i % 4 == 3) for i in range(28)])
+    assert len({style["color"] for style in many.values()}) == 28
 
 
 def test_a_metric_or_window_that_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -163,11 +163,25 @@ def test_differences_between_runs_are_listed(
 @FEW
 def test_more_runs_than_colors_are_all_drawn(run: Path, tmp_path: Path) -> None:
     alone = write_report([run], output=tmp_path / "one.html").read_text().count("stroke-width: 1.6")
-    many = [tmp_path / str(number) for number in range(len(report._COLORS) + 2)]
+    many = [tmp_path / str(number) for number in range(len(report._LIGHT_COLORS) + 2)]
     for each in many:
         shutil.copytree(run, each)
     text = write_report(many, output=tmp_path / "many.html").read_text()
     assert alone == 1 and text.count("stroke-width: 1.6") == len(many) * alone
+    assert all(f"--color{index}: #" in text for index in range(len(many)))
+
+
+@FEW
+def test_the_folder_of_a_sweep_is_a_page_of_its_runs(run: Path, tmp_path: Path) -> None:
+    for clip in (0.1, 0.3):
+        trial = tmp_path / str(clip)
+        shutil.copytree(run, trial / "runs" / "run")
+        (trial / "trial.json").write_text("{}")
+        files = RunDirectory(trial / "runs" / "run")
+        files.write_config(files.config.with_updates({"ppo.clip": clip}))
+    path = write_report([tmp_path])
+    assert path == tmp_path / "report.html"
+    assert all(f"clip {clip}, seed 3</h3>" in path.read_text() for clip in (0.1, 0.3))
 
 
 @FEW
@@ -203,10 +217,14 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("colors", "back"), [(report._LIGHT_COLORS, "#ffffff"), (report._DARK_COLORS, "#14171c")]
+    ("colors", "lightness", "back"),
+    [(report._LIGHT_COLORS, 0.33, "#ffffff"), (report._DARK_COLORS, 0.68, "#14171c")],
 )
-def test_each_color_is_seen_on_the_page(colors: tuple[str, ...], back: str) -> None:
-    assert len({*colors}) == len(report._COLORS)
+def test_each_color_is_seen_on_the_page(
+    colors: tuple[str, ...], lightness: float, back: str
+) -> None:
+    colors = (*report.pick_colors(40, colors, lightness),)
+    assert len({*colors}) == 40
     for color in colors:
         assert contrast(color, back) >= 3, color  # WCAG 1.4.11
 

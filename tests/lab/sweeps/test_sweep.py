@@ -139,12 +139,12 @@ def test_finished_and_running_trials_are_skipped(tmp_path: Path) -> None:
     assert states(folder) == ["pending"] * 3
     with closing(RunLock(folder / "1")):
         sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
-        assert ended == [("0", "done"), ("2", "done")]
+        assert [(name.split()[0], state) for name, state in ended] == [("0", "done"), ("2", "done")]
         assert sweep.train_trial(folder / "1") == "running"
         assert states(folder) == ["done", "running", "done"]
     before = sorted((folder / "0").rglob("*"))
     sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
-    assert ended[2:] == [("1", "done")] and sorted((folder / "0").rglob("*")) == before
+    assert ended[2:] == [("1 (tiny)", "done")] and sorted((folder / "0").rglob("*")) == before
     for status in sweep.get_status(folder):
         (run,) = (folder / status.id / "runs").iterdir()
         assert status.env_steps == 128
@@ -226,9 +226,16 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
     sweep.write_file(next(iter(sweep.list_trials(folder))) / sweep.OUTCOME, sweep.Outcome("done"))
     (status,) = sweep.get_status(folder)
-    assert (status.arm, status.state) == ("classic-ppo ppo.clip=0.1", "done")
+    assert (status.arm, status.state) == ("classic-ppo", "done")
+    assert status.shared == "classic-ppo, clip 0.1"
+    more = values(tmp_path, ppo__clip=[0.1, 0.3])
+    sweep.make_sweep(folder, ["classic-ppo"], values=more, seeds=(1,))
+    statuses = sweep.get_status(folder)
+    assert {status.arm for status in statuses} == {"clip 0.1", "clip 0.3"}
+    assert {status.shared for status in statuses} == {"classic-ppo"}
     assert main(["sweep", "status", str(folder)]) == 0
-    assert "classic-ppo" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.count("clip 0.1") == shown.count("clip 0.3") == 1
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:

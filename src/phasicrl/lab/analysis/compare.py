@@ -21,7 +21,14 @@ import numpy as np
 from phasicrl.config_io import escape_control_chars, write_json
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
-from phasicrl.lab.analysis.curves import TIME_LIMIT, Array, Curve, Task, read_curves
+from phasicrl.lab.analysis.curves import (
+    TIME_LIMIT,
+    Array,
+    Curve,
+    Task,
+    get_shared_name,
+    read_curves,
+)
 from phasicrl.lab.analysis.plot import format_steps
 from phasicrl.lab.analysis.references import WINDOW, extend_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
@@ -107,7 +114,7 @@ class Comparison:
         missed: a sentence for each bound that does not hold.
         files: written files.
         target: value that runs should reach.
-        notes: a sentence for each difference between published results and ours.
+        notes: what all runs share, and each difference between published results and ours.
     """
 
     metric: str
@@ -134,7 +141,8 @@ def compare_runs(
     """Compare runs with each other and with published runs, at equal steps, with intervals.
 
     Args:
-        runs: Run directories; one experiment on one environment may have several seeds.
+        runs: Run directories, or the directory of a sweep; one experiment on one environment may
+            have several seeds.
         metric: Metric to compare; larger is better.
         at_steps: Environment steps at which runs are compared; none: the last of the shortest run.
         units: Units of scores: raw, or normalized by Procgen's bounds of chance and of the best, as
@@ -217,9 +225,10 @@ def compare_curves(
 
 
 def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[str, ...]:
-    """Describe differences between published results and ours."""
+    """Name what all runs share, and describe differences between published results and ours."""
     mode = ", sampled actions in training" if metric.startswith("charts/") else ""
-    notes = []
+    name = get_shared_name(curves)
+    notes = [f"all runs are of {name}"] * bool(name)
     for theirs in (curve for curve in curves if curve.published):
         name = f"{theirs.label} (published)"
         if theirs.value_note:

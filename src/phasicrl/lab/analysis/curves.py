@@ -8,19 +8,21 @@ Runs are one experiment if their `Config.identity` is equal. The x axis is envir
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasicrl import Config
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.config import format_value
+from phasicrl.runs.directory import METRICS_FILE, RunDirectory
 from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
@@ -58,6 +60,7 @@ class Curve:
         value_note: description of published values other than returns in training.
         points: recorded steps and values of each run; empty if `runs` has them.
         edges: lower and upper edge of a band from a file.
+        experiment: name of the experiment that the label may leave out, see `label_configs`.
     """
 
     label: str
@@ -69,6 +72,7 @@ class Curve:
     value_note: str = ""
     points: Sequence[Points] = ()
     edges: tuple[Array, Array] | None = None
+    experiment: str = ""
 
     @property
     def is_one_number(self) -> bool:
@@ -107,8 +111,52 @@ class Curve:
         return f"published: {self.value_note or runs}" if self.published else runs
 
 
-def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
-    """Read the curves of run directories, in the order of their experiments.
+class Arm(NamedTuple):
+    """Experiment of a run among others.
+
+    Attributes:
+        config: configuration of the run.
+        task: environment of the run.
+        experiment: name of the configuration, without the digest of a sweep's.
+        label: see `label_configs`.
+    """
+
+    config: Config
+    task: Task
+    experiment: str
+    label: str
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return run directories, with those of its trials in place of a sweep's directory.
+
+    Raises:
+        ValueError: a sweep has no run with data yet.
+    """
+    runs: list[Path] = []
+    for path in dict.fromkeys(path.expanduser().resolve() for path in paths):
+        if not (trials := [*path.glob("*/trial.json")]):
+            runs.append(path)
+            continue
+        files = sorted(path.glob(f"*/runs/*/{METRICS_FILE}"))
+        found = [file.parent for file in files if RunDirectory(file.parent).last_rows(1)]
+        if not found:
+            raise ValueError(f"{path} has no run with data yet. `phasicrl sweep run` trains them")
+        if without := len(trials) - len({run.parents[1] for run in found}):
+            text = f"{path}: {without} of {len(trials)} trials have no data yet"
+            warnings.warn(f"{text}, and are left out", stacklevel=2)
+        runs += found
+    return runs
+
+
+def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
+    """Read the curves of runs, in the order of their experiments.
+
+    Args:
+        paths: run directories, and directories of sweeps, whose runs without data for `metric` are
+            left out with a warning.
+        metric: name of the metric.
+        smooth_steps: see `smooth`.
 
     Runs in which no episode has ended have no returns: they are left out where others of their
     experiment have returns, and there is a warning.
@@ -117,32 +165,48 @@ def read_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> 
         ValueError: `runs` is empty, a folder is not a run directory, runs have no data for
             `metric`, or runs of one experiment share no steps.
     """
-    if not runs:
+    if not paths:
         raise ValueError("runs is empty; give at least one run directory")
-    runs = list(dict.fromkeys(run.resolve() for run in runs))
-    configs = {run: RunDirectory(run).config for run in runs}
-    tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
-    labels = _label_runs(configs, tasks)
+    points: dict[Path, Points] = {}
+    for run in find_runs(paths):
+        try:
+            points[run] = smooth(_read_points(run, metric), smooth_steps)
+        except ValueError as error:
+            if run in [path.expanduser().resolve() for path in paths]:
+                raise
+            warnings.warn(f"{error}. It is left out", stacklevel=2)
+    if not points:
+        raise ValueError(f"metric is {metric}, which no run has")
+    arms = read_arms([*points])
     groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
-    for run in configs:
-        groups[tasks[run], labels[run]].append(run)
+    for run, arm in arms.items():
+        groups[arm.task, arm.label].append(run)
     curves = []
     for (task, label), members in groups.items():
-        points = [smooth(_read_points(run, metric), smooth_steps) for run in members]
-        ended = [each for each in points if not np.isnan(each[1]).all()]
-        name, points = label if ended else f"{label} (no episode ended)", ended or points
-        counts = Counter(configs[run].seed for run in members)
+        series = [points[run] for run in members]
+        ended = [each for each in series if not np.isnan(each[1]).all()]
+        name, series = label if ended else f"{label} (no episode ended)", ended or series
+        counts = Counter(arms[run].config.seed for run in members)
         if repeated := [str(seed) for seed, count in counts.items() if count > 1]:
             several = f"{label} on {task} has several runs of seed {', '.join(repeated)}"
             warnings.warn(f"{several}; keep one of each: its interval is too narrow", stacklevel=2)
-        steps, values = align(points, label)
-        longest = max(recorded[-1] for recorded, _ in points)
+        steps, values = align(series, label)
+        longest = max(recorded[-1] for recorded, _ in series)
         if steps[-1] < (1 - _MAX_CUT) * longest:
             cut = f"{label} on {task} is cut at {steps[-1]:,.0f} steps"
             warnings.warn(f"{cut}; its longest run has {longest:,.0f}", stacklevel=2)
-        levels = configs[members[0]].env.num_levels if task.distribution else None
-        curves.append(Curve(name, task, steps, values, num_levels=levels, points=points))
+        first = arms[members[0]]
+        levels = first.config.env.num_levels if task.distribution else None
+        curves.append(Curve(name, task, steps, values, num_levels=levels, points=series,
+                            experiment=first.experiment))  # fmt: skip
     return curves
+
+
+def get_shared_name(curves: Sequence[Curve]) -> str:
+    """Return the name that all experiments share and their labels leave out; empty without one."""
+    names = {curve.experiment for curve in curves if not curve.published}
+    is_shared = len(names) == 1 and names.isdisjoint(curve.label for curve in curves)
+    return names.pop() if is_shared else ""
 
 
 def get_task(env_id: str, config: Config) -> Task:
@@ -200,26 +264,50 @@ def _read_points(run: Path, metric: str) -> Points:
     return points
 
 
-def _label_runs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
-    """Name each run's experiment by its name and the options that differ among runs of that name.
+def format_setting(path: str, value: Any) -> str:
+    """Format an option and its value for a label: `clip 0.1`, `lr 3e-4`."""
+    text = format_value(value)
+    if isinstance(value, float) and 0 < abs(value) < 0.01:
+        text = np.format_float_scientific(value, trim="-", exp_digits=1)
+    return f"{path.removeprefix('ppo.').replace('learning_rate', 'lr')} {text}"
 
-    Options are compared between runs of one task; options that differ are shown on all tasks.
+
+def get_experiment(config: Config) -> str:
+    """Return the name of a configuration, without the digest of a sweep's run."""
+    return re.sub("-[0-9a-f]{10}$", "", config.name)
+
+
+def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
+    """Label the experiment of each run by name, unless all share it, and by options that differ.
+
+    Options are compared between runs of one name and task; options that differ are shown on all
+    tasks.
     """
+    names = {run: get_experiment(config) for run, config in configs.items()}
     options = {
-        run: {path: str(value) for path, value in config.identity().items()
+        run: {path: format_setting(path, value) for path, value in config.identity().items()
               if path not in ("env.id", "env.distribution")}
         for run, config in configs.items()
     }  # fmt: skip
-    every = {path for values in options.values() for path in values}
+    every = {path for settings in options.values() for path in settings}
     seen: dict[tuple[str, Task, str], set[str | None]] = defaultdict(set)
-    for run, config in configs.items():
+    for run, name in names.items():
         for path in every:
-            seen[config.name, tasks[run], path].add(options[run].get(path))
+            seen[name, tasks[run], path].add(options[run].get(path))
     differing = {(name, path) for (name, _, path), values in seen.items() if len(values) > 1}
-    return {
-        run: ", ".join(
-            [config.name, *(f"{path} {value}" for path, value in options[run].items()
-                            if (config.name, path) in differing)]
-        )
-        for run, config in configs.items()
-    }  # fmt: skip
+    labels: dict[Path, str] = {}
+    for run, name in names.items():
+        parts = [text for path, text in options[run].items() if (name, path) in differing]
+        if len({*names.values()}) > 1 or not parts:
+            parts = [name, *parts]
+        labels[run] = ", ".join(parts)
+    return labels
+
+
+def read_arms(runs: Sequence[Path]) -> dict[Path, Arm]:
+    """Read the experiments of runs, labeled among each other."""
+    configs = {run: RunDirectory(run).config for run in runs}
+    tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
+    labels = label_configs(configs, tasks)
+    return {run: Arm(configs[run], tasks[run], get_experiment(configs[run]), labels[run])
+            for run in runs}  # fmt: skip

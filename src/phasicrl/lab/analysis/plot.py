@@ -10,11 +10,11 @@ import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle, product
+from colorsys import hls_to_rgb
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from phasicrl.lab.analysis.curves import Curve, read_curves
+from phasicrl.lab.analysis.curves import Curve, get_shared_name, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.system.machine import import_optional
 
@@ -32,7 +32,7 @@ _COLUMNS = (
 )  # fmt: skip
 # By Okabe and Ito: distinct for color-blind readers as well.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
+_DASHES = (0, (4, 1.5))
 _ENDINGS, _FORMULA = (".png", ".svg", ".csv"), ("=", "+", "-", "@", "\t", "\r")
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.2
 STYLE: Any = {
@@ -54,7 +54,8 @@ def plot_runs(
     There is one panel for each environment, and one curve for each experiment.
 
     Args:
-        runs: Run directories; runs of one experiment on one environment are one curve over seeds.
+        runs: Run directories, or the directory of a sweep; runs of one experiment on one
+            environment are one curve over seeds.
         output: Name of the files, without their endings .png, .svg and .csv.
         metric: Metric on the y axis.
         smooth_steps: Window of a moving average, in environment steps; 0: none.
@@ -63,7 +64,7 @@ def plot_runs(
             CSV file with the columns step, low, mean, high. Published returns of a
             game of Procgen stand beside runs of the same difficulty only.
         target: Value of a dotted line.
-        title: Title of the figure.
+        title: Title of the figure; none: the name of the experiments if all share it.
 
     Returns:
         The written files.
@@ -143,7 +144,7 @@ def draw_curves(
     texts = {key: textwrap.fill(text, letters) for key, text in texts.items()}
     legend_columns = max(1, min(len(texts), letters // (max(map(len, texts.values())) + 9)))
     below = math.ceil(sum(text.count("\n") + 1 for text in texts.values()) / legend_columns) + 1
-    heading = textwrap.fill(title or "", int(0.8 * letters))
+    heading = textwrap.fill(title or get_shared_name(curves), int(0.8 * letters))
     above = len(heading.splitlines())
     height += _INCHES_PER_LINE * (above + below)
     styles = assign_styles(list(texts))
@@ -181,12 +182,23 @@ def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
     return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
 
 
+def pick_colors(count: int, base: Sequence[str], lightness: float) -> list[str]:
+    """Return distinct colors: those of `base`, and as many others as are missing."""
+    hues = range(count - len(base))
+    others = [hls_to_rgb(hue / len(hues), lightness, 0.7) for hue in hues]
+    return [*base, *(f"#{''.join(f'{round(255 * x):02X}' for x in color)}" for color in others)]
+
+
 def assign_styles(keys: Sequence[CurveKey]) -> Styles:
-    """Choose color and dashes of each curve: solid for our first ones, dashed for published."""
-    ours = cycle(product(("-", *_DASHES), COLORS))
-    theirs = cycle(product(_DASHES, ("#4D4D4D", *reversed(COLORS))))
-    names = ("linestyle", "color")
-    return {key: dict(zip(names, next(theirs if key[1] else ours), strict=True)) for key in keys}
+    """Choose color and dashes of each curve: solid for ours, dashed for published."""
+    colors = pick_colors(len(keys), COLORS, 0.4)
+    ours, theirs = iter(colors), iter(["#4D4D4D", *reversed(colors)])
+    return {
+        key: {"linestyle": _DASHES, "color": next(theirs)}
+        if key[1]
+        else {"linestyle": "-", "color": next(ours)}
+        for key in keys
+    }
 
 
 def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles) -> None:

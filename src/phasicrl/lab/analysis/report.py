@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from importlib import resources
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ import numpy as np
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.config_io import atomic_write
-from phasicrl.lab.analysis.curves import Points, extract_points, smooth
+from phasicrl.lab.analysis.curves import Points, extract_points, find_runs, read_arms, smooth
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
-from phasicrl.lab.analysis.plot import format_steps, require_matplotlib
+from phasicrl.lab.analysis.plot import format_steps, pick_colors, require_matplotlib
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import import_optional
@@ -46,10 +46,9 @@ TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
 _LIGHT_COLORS = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
 _DARK_COLORS = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
 """Colors of runs and of parts of the time, with a contrast of at least 3 (WCAG 1.4.11)."""
-_COLORS = [f"var(--color{index})" for index in range(len(_LIGHT_COLORS))]
-# Colors in drawings, replaced by the page's own, which depend on its light or dark theme.
+# Color in drawings, replaced by the page's own, which depends on its light or dark theme. So are
+# the colors of runs, "#04" and the index of the run.
 _INK = "#010203"
-_PLACEHOLDERS = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
 _MAX_POINTS, _MAX_VIDEOS, _MAX_VIDEO_BYTES = 800, 6, 30_000_000
 _SMOOTHED_SHARE = 0.05
 """Share of the budget over which the bold lines are averaged."""
@@ -60,15 +59,16 @@ class _Subject:
     """A run on the page."""
 
     files: RunDirectory
-    color: str
+    name: str
+    index: int
+
+    @property
+    def color(self) -> str:
+        return f"var(--color{self.index})"
 
     @cached_property
     def config(self) -> Config:
         return self.files.config
-
-    @property
-    def name(self) -> str:
-        return self.files.path.name
 
     @cached_property
     def _rows(self) -> list[dict[str, float]]:
@@ -153,8 +153,8 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     """Write a page about a run, or about several side by side.
 
     Args:
-        runs: Run directories, finished or not.
-        output: File to write; none: `report.html` in the run directory, or here for several runs.
+        runs: Run directories, finished or not, or the directory of a sweep.
+        output: File to write; none: `report.html` in the directory, or here for several.
 
     Returns:
         The written file.
@@ -167,21 +167,27 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     require_matplotlib()
     if not runs:
         raise ValueError("runs is empty; give at least one run directory")
-    runs = list(dict.fromkeys(run.resolve() for run in runs))
+    runs = list(dict.fromkeys(run.expanduser().resolve() for run in runs))
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name with the ending .html")
-    for run in runs:
+    found = find_runs(runs)
+    for run in found:
         RunDirectory(run).check_special_files()  # runs may come from somebody else
-    subjects = [
-        _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
-    ]
+    arms = read_arms(found)
+    has_tasks = len({arm.task for arm in arms.values()}) > 1
+    subjects: list[_Subject] = []
+    for run, arm in arms.items():
+        name = f"{arm.label}{f' on {arm.task}' * has_tasks}, seed {arm.config.seed}"
+        name = name if len(arms) > 1 else run.name
+        subjects.append(_Subject(RunDirectory(run), name, len(subjects)))
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
-        light_colors=_LIGHT_COLORS, dark_colors=_DARK_COLORS,
-        shades=dict(zip((*TIMES, "else"), _COLORS, strict=False)),
+        light_colors=pick_colors(len(arms), _LIGHT_COLORS, 0.33),
+        dark_colors=pick_colors(len(arms), _DARK_COLORS, 0.68),
+        shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
@@ -203,14 +209,14 @@ def _draw_figures(subjects: Sequence[_Subject]) -> dict[str, list[tuple[str, str
     figures: dict[str, list[tuple[str, str]]] = {}
     for group, metrics in GROUPS.items():
         for metric in metrics:
-            series = [(subject.color, subject.points(metric)) for subject in subjects]
+            series = [(subject.index, subject.points(metric)) for subject in subjects]
             if any(len(values) > 1 for _, (_, values) in series):
                 figures.setdefault(group, []).append((metric, _draw_figure(series, window)))
     return figures
 
 
-def _draw_figure(series: Sequence[tuple[str, Points]], window: int) -> str:
-    """Draw curves as SVG in the colors of the page."""
+def _draw_figure(series: Sequence[tuple[int, Points]], window: int) -> str:
+    """Draw curves, by index of the run, as SVG in the colors of the page."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -221,13 +227,13 @@ def _draw_figure(series: Sequence[tuple[str, Points]], window: int) -> str:
     with mpl.rc_context(settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
-        for color, points in series:
+        for index, points in series:
             count = len(points[0])
             drawn = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)
             for (steps, values), width, alpha in (
                 (points, 0.6, 0.5), (smooth(points, window), 1.6, 1.0)
             ):  # fmt: skip
-                style: Any = {"color": _PLACEHOLDERS[color], "linewidth": width, "alpha": alpha}
+                style: Any = {"color": f"#04{index:04x}", "linewidth": width, "alpha": alpha}
                 axes.plot(steps[drawn], values[drawn], **style)
         if not any(values.any() for _, (_, values) in series):
             axes.set_ylim(-0.02, 1)  # a share that is always 0, not ± 0.05 around it
@@ -240,6 +246,4 @@ def _draw_figure(series: Sequence[tuple[str, Points]], window: int) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    for color, placeholder in _PLACEHOLDERS.items():
-        svg = svg.replace(placeholder, color)
-    return svg
+    return re.sub("#04([0-9a-f]{4})", lambda found: f"var(--color{int(found[1], 16)})", svg)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from phasicrl import Config, get_preset
 from phasicrl.config import check_imports, format_value
 from phasicrl.config_io import read_json, read_options, write_json
+from phasicrl.lab.analysis.curves import format_setting, get_task, label_configs
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import Failure
 from phasicrl.presets import PRESETS
@@ -164,7 +165,7 @@ def run_sweep(
         ray: Address of a Ray cluster that trains each trial as a task; empty: the current one.
         cpus: Number of cores of each trial on Ray.
         gpus: Number of GPUs of each trial on Ray, or a fraction.
-        on_trial: called with name and state of each finished trial.
+        on_trial: called with name (and settings) and state of each finished trial.
 
     Raises:
         ValueError: a number is out of its range, or the directory is not a sweep.
@@ -189,8 +190,9 @@ def run_sweep(
     else:
         train = partial(train_trial, threads=cpus)
         outcomes = _run_on_ray(unfinished, train, ray[0] if ray else "auto", cpus, gpus)
+    arms = {status.id: status.arm for status in get_status(directory)}
     for folder, state in trials.yield_successes(outcomes):
-        on_trial(folder.name, state)
+        on_trial(f"{folder.name} ({arms[folder.name]})", state)
 
 
 def train_trial(folder: Path, *, threads: int | None = None) -> str:
@@ -256,12 +258,13 @@ class TrialStatus(NamedTuple):
 
     Attributes:
         id: name of the trial's directory.
-        arm: name of the preset, and settings that differ from it.
+        arm: settings that differ among the trials; the name of the preset if none does.
         env: environment.
         state: pending, running, stopped, or the state of its outcome.
         env_steps: environment steps of its runs so far.
         return_100: last mean return of 100 episodes, averaged over its runs; None without one.
         score: score of its outcome.
+        shared: name of the preset and settings that all trials share.
     """
 
     id: str
@@ -271,6 +274,7 @@ class TrialStatus(NamedTuple):
     env_steps: int
     return_100: float | None
     score: float | None
+    shared: str
 
 
 def get_status(directory: Path) -> list[TrialStatus]:
@@ -282,24 +286,32 @@ def get_status(directory: Path) -> list[TrialStatus]:
     Raises:
         ValueError: the directory is not a sweep, or a file in it is damaged.
     """
-    return [_read_status(folder) for folder in list_trials(directory)]
+    configs = {folder: read_options(Config, folder / TRIAL) for folder in list_trials(directory)}
+    tasks = {folder: get_task(config.env.id, config) for folder, config in configs.items()}
+    first, *others = [_list_changes(config) for config in configs.values()]
+    shared = ", ".join(text for text in first if all(text in other for other in others))
+    return [
+        TrialStatus(folder.name, arm, configs[folder].env.id, *_read_progress(folder), shared)
+        for folder, arm in label_configs(configs, tasks).items()
+    ]
 
 
-def _read_status(folder: Path) -> TrialStatus:
-    """Read the progress of the trial in a directory."""
-    config, outcome = read_options(Config, folder / TRIAL), read_outcome(folder)
-    base = (PRESETS[config.name].config if config.name in PRESETS else Config()).values()
-    words = [
-        f"{path}={format_value(value)}" for path, value in config.values().items()
-        if path not in ("name", "seed", "env.id") and value != base.get(path)
-    ]  # fmt: skip
-    steps, returns = 0, []
+def _list_changes(config: Config) -> list[str]:
+    """List the name of a configuration, and the options that differ from its preset."""
+    usual = (PRESETS[config.name].config if config.name in PRESETS else Config()).values()
+    return [config.name, *(
+        format_setting(path, value) for path, value in config.values().items()
+        if path not in ("name", "seed", "env.id") and value != usual.get(path)
+    )]  # fmt: skip
+
+
+def _read_progress(folder: Path) -> tuple[str, int, float | None, float | None]:
+    """Read state, steps, last return and score of the trial in a directory."""
+    outcome, steps, returns = read_outcome(folder), 0, list[float]()
     for run in folder.glob("runs/*"):
         rows = RunDirectory(run).last_rows(5)  # in the last of which no episode may have ended
         steps += rows[-1]["env_steps"] if rows else 0
         last = [row[trials.RETURN] for row in rows if isinstance(row.get(trials.RETURN), float)]
         returns += last[-1:]
-    return TrialStatus(
-        folder.name, " ".join([config.name, *words]), config.env.id, outcome.state, steps,
-        sum(returns) / len(returns) if returns else None, outcome.score,
-    )  # fmt: skip
+    mean = sum(returns) / len(returns) if returns else None
+    return outcome.state, steps, mean, outcome.score
