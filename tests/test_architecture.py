@@ -113,8 +113,9 @@ phasicrl.config: Levels PolicyKind check_imports format_value
 phasicrl.config_io: atomic_write escape_control_chars read_json read_options write_json
 phasicrl.envs.make: episode_limit find_maker make_envs
 phasicrl.models.agent: Agent
+phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
-phasicrl.runs.directory: RunDirectory WeightsKind
+phasicrl.runs.directory: METRICS_FILE RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: Signals watch_parent

@@ -217,7 +217,7 @@ def test_a_longer_run_names_the_jump_of_a_linear_rate(
     assert rates[3:5] == pytest.approx([2e-4, 4e-4])
 
 
-def test_a_run_stops_at_a_return_of_100_episodes_and_goes_on_with_another(tmp_path: Path) -> None:
+def test_a_run_stops_at_a_return_of_100_episodes_and_continues_with_another(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=1600).with_updates({"stop_at_return": 0.0})
     run = train(config, make_env=corridor)
     episodes = np.cumsum([row["charts/num_episodes"] for row in run.files.metrics()])

@@ -168,15 +168,21 @@ def restore_run(
         run.metrics_log.message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
-    remark += "".join(f"; {change}" for change in changes)
-    if changes and config.ppo.schedule == "linear":
-        rate = config.ppo.learning_rate * (1 - env_steps / config.budget)
-        remark += f"; the learning rate continues at {rate:.3g}"
+    remark += _describe_changes(changes, config, env_steps)
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
         message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
     run.metrics_log.message(message)
     return run
+
+
+def _describe_changes(changes: list[str], config: Config, env_steps: int) -> str:
+    """Describe the changed options of a resumed run, and what follows from them."""
+    text = "".join(f"; {change}" for change in changes)
+    if changes and config.ppo.schedule == "linear":
+        rate = config.ppo.learning_rate * (1 - env_steps / config.budget)
+        text += f"; the learning rate continues at {rate:.3g}"
+    return text
 
 
 def _lengthen(files: RunDirectory, total_env_steps: int, env_steps: int, world: World) -> str:

@@ -160,7 +160,7 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
         assert [len(curve.runs) for curve in read_curves([sweep], RETURN)] == [2, 1]
     texts = [str(each.message) for each in warned]
     assert any("1 of 5 trials" in text for text in texts)
-    assert any("s2-1/runs/run has a/b" in text for text in texts)
+    assert any("s2-1/runs/run: no episode has ended" in text for text in texts)
 
 
 def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
