@@ -45,7 +45,7 @@ CASES: tuple[dict[str, Any], ...] = (
 def measure(case: dict[str, Any]) -> dict[str, float]:
     """Measure one case in this process: images per second, and the errors of bf16."""
     if case["memory"] == "kept":
-        device.keep_memory()
+        device.keep_freed_memory()
     torch.set_num_threads(num_cores())
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
     parameters = list(network.parameters())

@@ -109,7 +109,7 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: Levels PolicyKind check_imports format_value
+phasicrl.config: Levels PolicyKind check_already_imported format_value
 phasicrl.config_io: atomic_write escape_control_chars read_json read_options write_json
 phasicrl.envs.make: episode_limit find_maker make_envs
 phasicrl.models.agent: Agent

@@ -141,14 +141,14 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
 
         parse_and_call(wraps(getattr(function, "func", function))(stop), *given)
 
-    def parse_run(words: list[str], *given: Any) -> None:
+    def parse_config_and_options(words: list[str], *given: Any) -> None:
         if not any(word == "RUN" or "$" in word or ".json" in word for word in words):
             read_run(words, *given)
         raise Parsed
 
-    parse_and_call, read_run = cli.parse_and_call, cli.parse_run
+    parse_and_call, read_run = cli.parse_and_call, cli.parse_config_and_options
     monkeypatch.setattr(cli, "parse_and_call", parse)
-    monkeypatch.setattr(cli, "parse_run", parse_run)
+    monkeypatch.setattr(cli, "parse_config_and_options", parse_config_and_options)
     try:
         cli.run_command(words, cli.all_commands(), "phasicrl")
     except Parsed:

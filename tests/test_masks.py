@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasicrl.masks import find_blocked, flatten_mask
+from phasicrl.masks import find_fully_blocked, flatten_mask
 from phasicrl.spaces import count_choices
 from tests.test_spaces import ACTIONS, Dict, MultiDiscrete
 
@@ -100,10 +100,13 @@ def test_masks_that_do_not_fit_are_refused(space: gym.Space[Any], mask: Any, mat
 def test_components_without_any_choice_are_found() -> None:
     widths = (2, 1, 3)
     mask = np.ones((3, 6), bool)
-    assert find_blocked(widths, mask) is None and find_blocked((), np.ones((3, 0), bool)) is None
+    assert (
+        find_fully_blocked(widths, mask) is None
+        and find_fully_blocked((), np.ones((3, 0), bool)) is None
+    )
     mask[2, :2] = mask[1, 3:5] = False
-    assert find_blocked(widths, mask) == (2, 0)
+    assert find_fully_blocked(widths, mask) == (2, 0)
     mask[1, 5] = False
-    assert find_blocked(widths, mask) == (1, 2)
+    assert find_fully_blocked(widths, mask) == (1, 2)
     mask[1, 2] = False
-    assert find_blocked(widths, mask) == (1, 1)
+    assert find_fully_blocked(widths, mask) == (1, 1)

@@ -149,7 +149,7 @@ def test_moments_by_steps_are_those_of_one_update_for_each(before: int) -> None:
     one_by_one, at_once = (
         updated(RunningMoments(), *[[9990.0, 9993.0]] * before) for _ in range(2)
     )
-    variances = at_once.update_by_steps(samples)
+    variances = at_once.update_per_step(samples)
     expected = [updated(one_by_one, samples[:, t]).variance for t in range(20)]
     torch.testing.assert_close(variances, torch.stack(expected), rtol=1e-10, atol=0)
     found, wanted = dict(at_once.state_dict()), dict(one_by_one.state_dict())

@@ -56,8 +56,8 @@ def procgen_env(
     import gym
 
     libraries = native()  # before EnvPool is imported
-    libraries.ensure_graphics()
-    libraries.ensure_qt()
+    libraries.load_graphics_libraries()
+    libraries.load_qt()
     import envpool
 
     pool = envpool.make_gymnasium(

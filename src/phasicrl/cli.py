@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from phasicrl.config import Config, check_imports, defaults, field_texts, format_value
+from phasicrl.config import Config, check_already_imported, defaults, field_texts, format_value
 from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
 
@@ -260,7 +260,7 @@ class _TrainOptions:
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     objects, words = _parse_objects(words)
-    options, config = parse_run(words, "train", _TrainOptions)
+    options, config = parse_config_and_options(words, "train", _TrainOptions)
     from phasicrl.algorithm import train
     from phasicrl.system.signals import handle_preemption
 
@@ -270,10 +270,12 @@ def _train(words: list[str]) -> None:
 
 def parse_config(words: list[str]) -> Config:
     """Parse the arguments of `train`: a preset or `--from FILE`, and changes of its options."""
-    return parse_run(words, "train", _TrainOptions)[1]
+    return parse_config_and_options(words, "train", _TrainOptions)[1]
 
 
-def parse_run(words: list[str], command: str, options_type: type) -> tuple[Any, Config]:
+def parse_config_and_options(
+    words: list[str], command: str, options_type: type
+) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
     Args:
@@ -304,7 +306,7 @@ def parse_run(words: list[str], command: str, options_type: type) -> tuple[Any, 
 
         path = Path(words[1])
         base = RunDirectory(path).config if path.is_dir() else read_options(Config, path)
-        check_imports(base)
+        check_already_imported(base)
         words = words[1:]
     elif first.startswith("-"):
         raise ValueError(

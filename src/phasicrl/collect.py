@@ -73,12 +73,12 @@ class Collector:
         self._state = self.agent.initial_state(self.envs.num_envs)
 
     @torch.inference_mode()
-    def collect(self, rollout: Rollout, *, update_obs_norm_before_targets: bool = False) -> None:
+    def collect(self, rollout: Rollout, *, updates_obs_norm_before_targets: bool = False) -> None:
         """Fill `rollout` with the next T steps of every environment.
 
         Args:
             rollout: T steps of B environments, written in place.
-            update_obs_norm_before_targets: update the observation statistics with this rollout
+            updates_obs_norm_before_targets: update the observation statistics with this rollout
                 before values are computed. Values, memory and all epochs over the rollout then use
                 the new statistics. Log-probabilities remain those of the policy that acted, so that
                 ratios are importance weights.
@@ -92,11 +92,11 @@ class Collector:
                 truncations, outcome = self._step_envs(rollout)
             self._update_episode_stats(*outcome)
             # Compute the values that acting left out, and all bootstrap values.
-            if update_obs_norm_before_targets:
+            if updates_obs_norm_before_targets:
                 self.agent.reader.update(rollout.obs, self.executor.world)
                 if self.agent.state_size:
                     truncations = self._recompute_memory(rollout, truncations)
-            if self._values_deferred or update_obs_norm_before_targets:
+            if self._values_deferred or updates_obs_norm_before_targets:
                 values = self.executor.infer_in_batches(rollout.segments(), self._compute_value)
                 rollout.value.copy_(values)
             self._fill_next_values(rollout, truncations)
@@ -140,11 +140,11 @@ class Collector:
     def _update_episode_stats(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
         """Update the episode statistics with the steps of all processes' environments."""
 
-        def gather_steps(values: Tensor) -> Tensor:
+        def gather_from_ranks(values: Tensor) -> Tensor:
             return self.executor.world.all_gather_cat(values.t()).t()
 
-        infos = {name: gather_steps(values) for name, values in info.items()}
-        self.episodes.update(gather_steps(reward), gather_steps(ended), infos)
+        infos = {name: gather_from_ranks(values) for name, values in info.items()}
+        self.episodes.update(gather_from_ranks(reward), gather_from_ranks(ended), infos)
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.

@@ -102,7 +102,7 @@ class Learner:
         return self.config.has_auxiliary_phase and is_last
 
     @property
-    def update_obs_norm_before_targets(self) -> bool:
+    def updates_obs_norm_before_targets(self) -> bool:
         """Return whether the next rollout updates the observation statistics before its values."""
         norm = self.config.obs_norm
         return norm.statistics != "none" and norm.from_first_rollout and self.iteration == 0
@@ -233,7 +233,7 @@ class Learner:
                 each.load_state_dict(state[name])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-            optimize.restore_layout_(optimizer)
+            optimize.restore_memory_layout_(optimizer)
         self.generator.set_state(state["generator"])
 
     def _set_learning_rates(self) -> None:

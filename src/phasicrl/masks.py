@@ -26,7 +26,7 @@ def flatten_mask(space: gym.Space[Any], mask: Any) -> np.ndarray:
     return _flatten_part(space, mask, ())
 
 
-def find_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
+def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
     """Find the first environment and component in which masks `[B, sum(widths)]` allow nothing."""
     if not widths:
         return None

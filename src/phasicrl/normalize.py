@@ -38,7 +38,7 @@ class RunningMoments(nn.Module):
         self.mean += delta * count / total
         self.count.copy_(total)
 
-    def update_by_steps(self, samples: Float[Tensor, "B T"]) -> Float[Tensor, " T"]:
+    def update_per_step(self, samples: Float[Tensor, "B T"]) -> Float[Tensor, " T"]:
         """Update with T batches of B numbers; return the biased variance after each batch, `[T]`.
 
         The result equals T calls of `update`. Cumulative sums of samples minus a number near them
@@ -189,7 +189,7 @@ class RewardNormalizer(nn.Module):
         returns = discounted_forward_return(reward.double(), reset_before, start, gamma=gamma)
         self.running_return.copy_(returns[:, -1])
         if self.per_step:
-            scale = _to_divisor(self.moments.update_by_steps(returns))
+            scale = _to_divisor(self.moments.update_per_step(returns))
         else:
             self.moments.update(returns)
             scale = self.scale

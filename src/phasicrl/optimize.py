@@ -88,7 +88,7 @@ def get_adam_state(optimizer: Adam, parameters: Sequence[Tensor]) -> AdamState:
     return AdamState(*([state[name] for state in states] for name in names))
 
 
-def restore_layout_(optimizer: Adam) -> None:
+def restore_memory_layout_(optimizer: Adam) -> None:
     """Convert an optimizer's loaded state to the memory layout and device of its parameters.
 
     Loaded moments are contiguous, weights of convolutions are channels_last, and the fused Adam
@@ -187,7 +187,7 @@ class MeanAccumulator:
             self._parts[tuple(part["names"])] = part["sums"].to(device), part["weight"]
         self._before = self._totals()
 
-    def recent_means(self) -> dict[str, float]:
+    def means_since_last_call(self) -> dict[str, float]:
         """Return the mean of each metric since the last call, or since `load_state_dict`."""
         recent: dict[str, float] = {}
         for name, (total, weight) in self._totals().items():

@@ -286,7 +286,7 @@ class ActionLayout:
             values[leaf.path] = part.astype(leaf.space.dtype)
         return assemble(self.space, values)
 
-    def find_outside(self, action: np.ndarray) -> str:
+    def describe_out_of_bounds(self, action: np.ndarray) -> str:
         """Describe the first number of flat actions `[B, K]` beyond its `Box`; "" if none is."""
         for leaf in self._leaves:
             if isinstance(leaf.space, gym.spaces.Box):

@@ -18,7 +18,7 @@ import torch
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as envpool_adapter
 from phasicrl.envs.bridge import RankEnvs
-from phasicrl.envs.envpool import EnvPoolEnv, get_task_spaces, import_envpool, make_calls
+from phasicrl.envs.envpool import EnvPoolEnv, get_task_spaces, import_envpool, make_step_and_reset
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.seeding import env_seeds
@@ -213,7 +213,7 @@ def test_an_end_by_the_rules_at_the_time_limit(version: str, reader: str) -> Non
     1.2.7 can, and then nothing follows, so it is no truncation.
     """
     envs, pool = make("CartPole-v1", num_envs=4), Arrays(version, reader)
-    envs._pool, (envs._step_pool, envs._reset_pool) = pool, make_calls(pool, ())
+    envs._pool, (envs._step_pool, envs._reset_pool) = pool, make_step_and_reset(pool, ())
     assert (envs._step_pool == pool.step) == (reader == "envpool.mujoco.mjlab")
     envs.reset()
     step = envs.step(torch.zeros(4, dtype=torch.int64))

@@ -57,13 +57,13 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
 
     And EnvPool imported by somebody else before Qt was there.
     """
-    usual = run("source = native.ensure_qt()" + FRAMES)
+    usual = run("source = native.load_qt()" + FRAMES)
     stand_ins = run(
-        "native.load_with_stand_ins(native.find_qt_folder(), force=True); "
+        "native.load_qt_with_stand_ins(native.find_qt_folder(), force=True); "
         "source = os.environ['QT_NO_GLIB']" + FRAMES
     )
     late = run(
-        "native.ensure_graphics(); import envpool, envpool.procgen as p; "
+        "native.load_graphics_libraries(); import envpool, envpool.procgen as p; "
         "source = str(p._PROCGEN_IMPORT_ERROR is not None)" + FRAMES
     )
     assert usual[0] in ("system", "wheel", "wheel with stand-ins", "not needed")
@@ -76,9 +76,9 @@ def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "envpool_bundles_qt", lambda: False)
     monkeypatch.setattr(native, "_try_load", lambda *_: False)
     monkeypatch.setattr(native, "find_qt_folder", lambda: None)
-    native.ensure_qt.cache_clear()
+    native.load_qt.cache_clear()
     with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5, apt .*, conda"):
-        native.ensure_qt()
+        native.load_qt()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ import tempfile
 real = native._try_load
 native._try_load = lambda name: name not in native.GRAPHICS_LIBRARIES and real(name)
 native.envpool_bundles_qt = lambda: True
-answer = [native.ensure_graphics()]
+answer = [native.load_graphics_libraries()]
 for name in native.GRAPHICS_LIBRARIES:
     ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
 answer.append(ctypes.CDLL("libEGL.so.1").eglGetDisplay(0))
@@ -155,16 +155,18 @@ print("ANSWER" + json.dumps(answer))
 
 def test_graphics_libraries_that_are_there_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_try_load", lambda name: True)
-    monkeypatch.setattr(native, "load_lazily", lambda *_: pytest.fail("a stand-in was loaded"))
+    monkeypatch.setattr(
+        native, "load_library_lazily", lambda *_: pytest.fail("a stand-in was loaded")
+    )
     for own_qt, source in ((False, "not needed"), (True, "system")):
         monkeypatch.setattr(native, "envpool_bundles_qt", lambda own_qt=own_qt: own_qt)
-        native.ensure_graphics.cache_clear()
-        assert native.ensure_graphics() == source
-    native.ensure_graphics.cache_clear()
+        native.load_graphics_libraries.cache_clear()
+        assert native.load_graphics_libraries() == source
+    native.load_graphics_libraries.cache_clear()
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "libbroken.so"
     path.write_bytes(b"not a library")
     with pytest.raises(ImportError, match=r"libbroken.so.*apt install libegl1"):
-        native.load_lazily(path, native.GRAPHICS_REMEDIES)
+        native.load_library_lazily(path, native.GRAPHICS_REMEDIES)

@@ -375,12 +375,12 @@ def test_freed_memory_is_kept_for_the_next_layer() -> None:
     """
     program = """
 import torch
-from phasicrl.execution.device import keep_memory
+from phasicrl.execution.device import keep_freed_memory
 def after_a_large_tensor() -> int:
     torch.ones(50_000_000)
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 given_back = after_a_large_tensor()
-keep_memory()
+keep_freed_memory()
 print(after_a_large_tensor() - given_back)
 """
     assert 180e6 < int(subprocess.check_output([sys.executable, "-c", program])) < 220e6

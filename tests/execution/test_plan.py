@@ -87,8 +87,8 @@ def test_a_gpu_is_chosen_where_there_is_much_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "empty", empty)
     for has_gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        for is_large in (True, False):
-            find_device("auto", is_large=is_large)
+        for is_worthwhile in (True, False):
+            find_device("auto", is_worthwhile)
     assert tried == ["cuda", "cpu", "cpu", "cpu"]
 
 

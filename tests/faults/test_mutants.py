@@ -24,7 +24,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("learner.py", '"reward_normalizer": self.reward_normalizer,', "", RESUME),
     ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
     (
-        "learner.py", "optimize.restore_layout_(optimizer)", "pass",
+        "learner.py", "optimize.restore_memory_layout_(optimizer)", "pass",
         "tests/training/test_run.py -k images",
     ),
     ("training/run.py", 'range(state["num_filled"])', "range(0)", RESUME),

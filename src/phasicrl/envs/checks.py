@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.envs.protocol import EnvError
-from phasicrl.masks import find_blocked, flatten_mask
+from phasicrl.masks import find_fully_blocked, flatten_mask
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import (
     ActionLayout,
@@ -118,7 +118,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
             given = f"returned an object of type {type(env).__name__}"
             raise Invalid(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
     try:
-        properties = make_properties(name, env.observation_space, env.action_space)
+        properties = make_env_properties(name, env.observation_space, env.action_space)
         source = properties.mask_source
         if source is None and count_choices(properties.action_space):
             if env.has_wrapper_attr("action_masks"):
@@ -142,7 +142,7 @@ def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> None:
         warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=2)
 
 
-def make_properties(name: str, space: Any, actions: Any) -> EnvProperties:
+def make_env_properties(name: str, space: Any, actions: Any) -> EnvProperties:
     """Make the properties of environments with these observation and action spaces.
 
     Raises:
@@ -242,7 +242,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except self.caught as error:
-            outside = self._actions.find_outside(np.asarray(action)[None])
+            outside = self._actions.describe_out_of_bounds(np.asarray(action)[None])
             failure = self._make_error("step", error, outside)
             if not self._restarts:
                 raise failure from error
@@ -343,7 +343,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             mask = flatten_mask(self._properties.action_space, given)
         except ValueError as error:
             raise Invalid(f"returned {error}") from None
-        if blocked := find_blocked(self._widths, mask[None]):
+        if blocked := find_fully_blocked(self._widths, mask[None]):
             raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
         return {MASK: mask}
 

@@ -50,7 +50,7 @@ import numpy as np
 from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
 from phasicrl.envs.bridge import NumpyStep, NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import EnvProperties
-from phasicrl.envs.native import ensure_graphics, ensure_qt
+from phasicrl.envs.native import load_graphics_libraries, load_qt
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.protocol import ExactState
 from phasicrl.spaces import as_float32, check_spaces
@@ -115,7 +115,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         self._pool_threads, self._core = [int(thread) for thread in new], -1
         self._current_core = ctypes.CDLL(None).sched_getcpu
         infos = ("level_seed", "prev_level_complete") if self._is_procgen else ()
-        self._step_pool, self._reset_pool = make_calls(self._pool, infos)
+        self._step_pool, self._reset_pool = make_step_and_reset(self._pool, infos)
         # EnvPool caches the space, whose first use warns.
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             _ = self._pool.observation_space
@@ -180,7 +180,9 @@ def _is_replayable(family: str, options: Mapping[str, Any]) -> bool:
     return family in (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
 
 
-def make_calls(pool: Any, infos: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make_step_and_reset(
+    pool: Any, infos: tuple[str, ...]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return two functions: step all environments; reset those that ended, a bool array `[B]`.
 
     Where possible they skip EnvPool's Python layer, and return only the keys `infos` of its info.
@@ -215,9 +217,9 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     """
     if importlib.util.find_spec("envpool") is None:
         raise ImportError("EnvPool is not installed: pip install envpool (Linux only)")
-    ensure_graphics()
+    load_graphics_libraries()
     if procgen:
-        ensure_qt()
+        load_qt()
         family = importlib.import_module(PROCGEN)
         # An import before Qt was loaded has failed, and EnvPool keeps the failure.
         if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:

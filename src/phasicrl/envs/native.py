@@ -43,7 +43,7 @@ GRAPHICS_REMEDIES = "apt install libegl1 libopengl0, conda install -c conda-forg
 
 
 @functools.cache
-def ensure_qt() -> str:
+def load_qt() -> str:
     """Load Qt 5 for EnvPool's Procgen into this process, and return its source.
 
     Raises:
@@ -58,11 +58,11 @@ def ensure_qt() -> str:
         raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
     if all(_try_load(str(folder / name)) for name in QT_LIBRARIES):
         return "wheel"
-    load_with_stand_ins(folder)
+    load_qt_with_stand_ins(folder)
     return "wheel with stand-ins"
 
 
-def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
+def load_qt_with_stand_ins(folder: Path, *, force: bool = False) -> None:
     """Load the wheel's Qt from a folder, with stand-ins for absent libraries.
 
     Args:
@@ -79,11 +79,11 @@ def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
         os.environ["QT_NO_GLIB"] = "1"
     _load_stand_ins(dict.fromkeys(absent, ()), QT_REMEDIES)
     for name in QT_LIBRARIES:
-        load_lazily(folder / name, QT_REMEDIES)
+        load_library_lazily(folder / name, QT_REMEDIES)
 
 
 @functools.cache
-def ensure_graphics() -> str:
+def load_graphics_libraries() -> str:
     """Load the graphics libraries that EnvPool 1.2.7 is linked with, and return their source.
 
     Raises:
@@ -164,10 +164,10 @@ def _load_stand_ins(libraries: Mapping[str, Sequence[str]], remedies: str) -> No
         for name, functions in libraries.items():
             path = Path(scratch) / name
             path.write_bytes(build_stand_in(name, functions))
-            load_lazily(path, remedies)
+            load_library_lazily(path, remedies)
 
 
-def load_lazily(path: Path, remedies: str) -> None:
+def load_library_lazily(path: Path, remedies: str) -> None:
     """Load a library whose functions are resolved when they are called.
 
     `ctypes.CDLL` always adds RTLD_NOW, which fails with stand-ins.

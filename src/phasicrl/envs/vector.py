@@ -31,10 +31,10 @@ from phasicrl.envs.checks import (
     check_tuple,
     close_env,
     convert_errors,
-    make_properties,
+    make_env_properties,
     warn_of_extra_keys,
 )
-from phasicrl.masks import find_blocked
+from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices
 
 MakeVectorEnv = Callable[[int], gym.vector.VectorEnv[Any, Any, Any]]
@@ -65,7 +65,7 @@ class CustomVectorEnv(NumpyVectorEnv):
                 raise Invalid(f"{text}; expected a VectorEnv of {num_envs} environments")
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
-        properties = make_properties(name, *spaces)
+        properties = make_env_properties(name, *spaces)
         self._widths = count_choices(properties.action_space)
         with convert_errors(f"{name}: reset()"):
             obs, info = self._reset_vector(seed=local.seed + local.first_env)
@@ -85,7 +85,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             return stored, self._read_mask(obs, info, rows)
 
     def _step(self, action: np.ndarray) -> NumpyStep:
-        describe_action = functools.partial(self._actions.find_outside, action)
+        describe_action = functools.partial(self._actions.describe_out_of_bounds, action)
         with convert_errors(f"{self.name}: step()", describe_action):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
@@ -155,6 +155,6 @@ class CustomVectorEnv(NumpyVectorEnv):
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
             raise Invalid(f"returned action masks of {given}; expected {shape} of True and False")
         mask = np.array(mask, dtype=bool) & rows[:, None]
-        if blocked := find_blocked(self._widths, mask[rows]):
+        if blocked := find_fully_blocked(self._widths, mask[rows]):
             raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}")
         return mask

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep, VectorEnv
-from phasicrl.masks import find_blocked
+from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
@@ -139,7 +139,7 @@ class HeuristicMask(_Wrapper):
             text = f"{self.name}: mask_actions returned {given[0]} of shape {given[1]}"
             raise ValueError(f"{text}; expected a NumPy array of bool of shape {shape}")
         mask = mask.copy() if env_mask is None else mask & env_mask
-        if blocked := find_blocked(self._widths, mask):
+        if blocked := find_fully_blocked(self._widths, mask):
             location = f"environment {blocked[0]} in component {blocked[1]}"
             text = f"{self.name}: mask_actions allows nothing for {location}, step {self.env_steps}"
             raise EnvError(f"{text}; expected an action that the environment's mask allows")

@@ -45,11 +45,11 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     compiled = torch.compile(function, mode="reduce-overhead")
 
-    def call_in_new_step(*inputs: Any) -> Any:
+    def call_in_new_graph_step(*inputs: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return compiled(*inputs)
 
-    return call_in_new_step
+    return call_in_new_graph_step
 
 
 class _Caller(nn.Module):

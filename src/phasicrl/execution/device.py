@@ -18,14 +18,14 @@ _TRAINING_LOCK = threading.RLock()
 """Lock of the thread that trains: all threads share PyTorch's settings."""
 
 
-def find_device(device: str, *, is_large: bool) -> str:
-    """Return the device with its index; `auto` is a GPU if there is one and minibatches are large.
+def find_device(device: str, is_worthwhile: bool) -> str:
+    """Return the device with its index; `auto` is a GPU if there is one and it is worthwhile.
 
     Raises:
         ValueError: the device does not exist here.
     """
     if device == "auto":
-        device = "cuda" if is_large and torch.cuda.is_available() else "cpu"
+        device = "cuda" if is_worthwhile and torch.cuda.is_available() else "cpu"
     try:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError) as error:
@@ -36,7 +36,7 @@ def find_device(device: str, *, is_large: bool) -> str:
 
 
 @contextmanager
-def torch_settings(plan: Plan) -> Iterator[None]:
+def apply_torch_settings(plan: Plan) -> Iterator[None]:
     """Set PyTorch's threads and determinism, and restore both at the end.
 
     Raises:
@@ -49,7 +49,7 @@ def torch_settings(plan: Plan) -> Iterator[None]:
     try:
         if not plan.on_gpu:
             torch.set_num_threads(plan.num_threads)
-            keep_memory()
+            keep_freed_memory()
         if plan.deterministic:
             os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is not deterministic without
             torch.use_deterministic_algorithms(True)
@@ -62,7 +62,7 @@ def torch_settings(plan: Plan) -> Iterator[None]:
         _TRAINING_LOCK.release()
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Make glibc keep freed memory instead of returning it to the system after every layer.
 
     PyTorch's CPU allocator has no cache: mapping memory for each activation takes a fifth of the

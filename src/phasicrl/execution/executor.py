@@ -199,7 +199,7 @@ class EagerStep:
                     (value * share).backward()
                 rows.append(torch.stack([term.detach() for term in terms.values()]) * share)
             values = torch.cat([sum(rows[1:], rows[0]), clip_and_step_(settings).reshape(1)])
-            return (*terms, settings.norm_name), values, minibatch.num_steps
+            return (*terms, settings.grad_norm_name), values, minibatch.num_steps
 
 
 class CompiledStep(EagerStep):

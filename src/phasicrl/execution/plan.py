@@ -51,7 +51,7 @@ class Plan:
         return self.device.startswith("cuda")
 
 
-def is_large(config: Config, has_images: bool) -> bool:
+def has_large_minibatches(config: Config, has_images: bool) -> bool:
     """Return whether a minibatch is large enough for several threads, or for a GPU."""
     size = config.batch_size // config.ppo.num_minibatches
     return has_images or size >= MIN_THREAD_SAMPLES
@@ -89,7 +89,9 @@ def make_plan(
             return compute.micro_batch
         return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
-    num_threads = compute.num_threads or (num_cores if is_large(config, has_images) else 1)
+    num_threads = compute.num_threads or (
+        num_cores if has_large_minibatches(config, has_images) else 1
+    )
     # Two runs that each use half of the cores can compute at the same time.
     fills_cores = num_threads > 1 and 2 * num_threads > num_cores
     return Plan(

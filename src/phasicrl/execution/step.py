@@ -61,7 +61,7 @@ class StepSettings:
     mean: MeanOverRanks | None = None
 
     @property
-    def norm_name(self) -> str:
+    def grad_norm_name(self) -> str:
         """Name of the gradient norm in the metrics."""
         return f"gradients/{self.phase}_norm"
 
@@ -173,7 +173,7 @@ class CompiledUpdate:
         def to_inputs(tensors: Sequence[Tensor]) -> _Inputs:
             return pytree.tree_unflatten(list(tensors[: len(flat)]), spec)
 
-        def run_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        def compute_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
             gradients, terms = self._compute_gradients(to_inputs(tensors))
             return (*gradients, terms)
 
@@ -181,13 +181,13 @@ class CompiledUpdate:
             return self._clip_and_step(to_inputs(tensors), list(tensors[len(flat) :])).reshape(1)
 
         def run_step(*tensors: Tensor) -> Tensor:
-            *gradients, terms = run_backward(*tensors)
+            *gradients, terms = compute_gradients(*tensors)
             return torch.cat([terms, run_update(*tensors, *gradients)])
 
         if mean is None:
             call = compiled.compile_for(run_step, flat)
             return lambda tensors: call(*tensors)
-        first = compiled.compile_for(run_backward, flat)
+        first = compiled.compile_for(compute_gradients, flat)
         zeros = [torch.zeros_like(parameter) for parameter in example.parameters]
         second = compiled.compile_for(run_update, [*flat, *zeros])
 
@@ -212,7 +212,7 @@ class CompiledUpdate:
                 lambda: self._loss(minibatch.select(), *inputs.coefficients),
             )
             gradients = list(torch.autograd.grad(value, leaves))
-        self.names = (*terms, self._settings.norm_name)
+        self.names = (*terms, self._settings.grad_norm_name)
         return gradients, torch.stack([term.detach() for term in terms.values()])
 
     def _clip_and_step(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:

@@ -226,7 +226,7 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     passes = _list_passes(run)
     pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
 
-    def run_pass(each: _Pass, piece: Any) -> None:
+    def run_network_pass(each: _Pass, piece: Any) -> None:
         inputs = (piece.obs, piece.first, piece.state)
         precision = run.executor.precision(each.phase)
         with torch.set_grad_enabled(each.backward):
@@ -246,19 +246,19 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     flops = 0.0
     for each, piece in zip(passes, pieces, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
-            run_pass(each, piece)
+            run_network_pass(each, piece)
         flops += each.times * counter.get_total_flops() / piece.first.numel()
 
-    def time_pass(each: _Pass, piece: Any) -> float:
+    def time_network_pass(each: _Pass, piece: Any) -> float:
         run.executor.wait()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _SECONDS or not calls:
-            run_pass(each, piece)
+            run_network_pass(each, piece)
             calls += 1
         run.executor.wait()
         return each.times * (perf_counter() - start) / calls / piece.first.numel()
 
-    rounds = [sum(map(time_pass, passes, pieces)) for _ in range(3)]
+    rounds = [sum(map(time_network_pass, passes, pieces)) for _ in range(3)]
     counts = {"forward and backward": 0.0, "forward": 0.0}
     for each in passes:
         counts["forward and backward" if each.backward else "forward"] += each.times

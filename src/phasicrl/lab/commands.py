@@ -186,7 +186,7 @@ class _BenchOptions:
 
 def _bench(words: list[str]) -> None:
     """Measure how fast this machine trains: `phasicrl bench PRESET [OPTIONS]`."""
-    options, config = cli.parse_run(words, "bench", _BenchOptions)
+    options, config = cli.parse_config_and_options(words, "bench", _BenchOptions)
     from phasicrl.lab.bench import measure_speed, print_report
 
     options.output.parent.mkdir(parents=True, exist_ok=True)

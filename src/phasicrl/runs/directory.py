@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from phasicrl.config import Config, check_imports, format_value
+from phasicrl.config import Config, check_already_imported, format_value
 from phasicrl.config_io import atomic_write, read_json, read_options, suggest_name, write_json
 
 if TYPE_CHECKING:
@@ -110,13 +110,13 @@ class RunDirectory:
     def find(config: Config) -> list[RunDirectory]:
         """Find the runs of this experiment, seed and length in `output_dir`, oldest first."""
 
-        def get_key(config: Config) -> tuple[object, ...]:
+        def get_run_identity(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
         pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
         files = Path(config.output_dir).expanduser().glob(pattern)
         runs = [RunDirectory(file.parent) for file in sorted(files)]
-        return [run for run in runs if get_key(run.config) == get_key(config)]
+        return [run for run in runs if get_run_identity(run.config) == get_run_identity(config)]
 
     @property
     def config(self) -> Config:
@@ -139,7 +139,7 @@ class RunDirectory:
                 user has not imported; a custom object is missing; or the directory contains links.
         """
         self._check_is_run()
-        self.check_special_files()
+        self.reject_special_files()
         for name, used in dict(self.card.get("own", {})).items():
             kind = USER_OBJECTS.get(name)
             names = [other for other in given if USER_OBJECTS[other] == kind]
@@ -152,7 +152,7 @@ class RunDirectory:
                 )
         config = self.config
         try:
-            check_imports(config)
+            check_already_imported(config)
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
         return config
@@ -281,7 +281,7 @@ class RunDirectory:
         with atomic_write(self.path / _WEIGHTS[which]) as temporary:
             save_tensors(weights, temporary, about=about)
 
-    def check_special_files(self) -> None:
+    def reject_special_files(self) -> None:
         """Check that the directory and its subdirectories hold regular files only.
 
         Symbolic links could lead out of the directory, and reading a pipe could block.

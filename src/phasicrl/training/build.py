@@ -25,9 +25,9 @@ from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compiled import has_compiler
-from phasicrl.execution.device import find_device, torch_settings
+from phasicrl.execution.device import apply_torch_settings, find_device
 from phasicrl.execution.executor import Executor
-from phasicrl.execution.plan import Plan, is_large, make_plan
+from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
@@ -263,7 +263,7 @@ def _build_run(
         if state:
             make_directory().check_spaces(describe_spaces(envs))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
-        device = find_device(config.compute.device, is_large=is_large(config, has_images))
+        device = find_device(config.compute.device, has_large_minibatches(config, has_images))
         agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
         messages = [] if state else _make_unused_warnings(config, envs, user)
         messages += [] if state else _describe_unclipped_actions(config, envs)
@@ -272,7 +272,7 @@ def _build_run(
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
         plan = _make_plan(config, device, world, has_images)
-        resources.enter_context(torch_settings(plan))
+        resources.enter_context(apply_torch_settings(plan))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
         check_directory_is_shared(files, world)

@@ -39,7 +39,7 @@ class Episodes(NamedTuple):
     lengths: tuple[int, ...]
 
 
-def mean_episode(parts: Iterable[Episodes]) -> tuple[float, float]:
+def mean_return_and_length(parts: Iterable[Episodes]) -> tuple[float, float]:
     """Return the mean return and length of all processes' episodes."""
     returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
     return statistics.fmean(returns), statistics.fmean(lengths)
@@ -69,7 +69,7 @@ class EpisodeTracker:
         self.finished: list[tuple[float, int]] = []
 
     @property
-    def counted_envs(self) -> Tensor:
+    def unfinished_envs(self) -> Tensor:
         """Mask `[B]` of the environments that have not yet finished their number of episodes."""
         return self._left > 0
 
@@ -78,9 +78,9 @@ class EpisodeTracker:
         self.returns += reward
         self.lengths += 1
 
-    def find_endless(self, name: str) -> Tensor:
+    def find_overlong_episodes(self, name: str) -> Tensor:
         """Return the mask `[B]` of counted episodes of `MAX_EPISODE` steps; warn of long ones."""
-        lengths = self.lengths * self.counted_envs
+        lengths = self.lengths * self.unfinished_envs
         if lengths.max() == LONG_EPISODE:
             text = f"{name}: an episode of the evaluation has {LONG_EPISODE:,} steps, and is cut at"
             text += f" {MAX_EPISODE:,}. If none ends, set a time limit ({TIME_LIMIT})"
@@ -89,7 +89,7 @@ class EpisodeTracker:
 
     def finish_episodes(self, ended: Tensor, cut: Tensor) -> None:
         """Finish the episodes that `ended`, `[B]` bool; those `cut` by a failure do not count."""
-        counted = ended & self.counted_envs & ~cut
+        counted = ended & self.unfinished_envs & ~cut
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)
         self._left[counted] -= 1
@@ -190,12 +190,12 @@ def run_episodes(
     tracker = EpisodeTracker(envs.num_envs, episodes)
     first = torch.ones(envs.num_envs, dtype=torch.bool)
     inputs = AgentInput(envs.reset(), first, state, envs.action_mask)
-    while tracker.counted_envs.any():
+    while tracker.unfinished_envs.any():
         action, state = act(inputs)
         step = envs.step(action)
         tracker.add_rewards(step.reward)
         ended = step.terminated | step.truncated
-        endless = tracker.find_endless(envs.name) & ~ended
+        endless = tracker.find_overlong_episodes(envs.name) & ~ended
         on_step(replace(step, truncated=step.truncated | endless), tracker)
         tracker.finish_episodes(ended | endless, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
@@ -244,10 +244,10 @@ def run_agent(
             on_choice(inputs, output, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
-    def record_step(step: TimeStep, tracker: EpisodeTracker) -> None:
+    def call_on_step(step: TimeStep, tracker: EpisodeTracker) -> None:
         if on_step is not None:
             distribution, action = chosen
             on_step(policy, distribution, action, step, tracker)
 
     state = agent.initial_state(envs.num_envs)
-    return run_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=record_step)
+    return run_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=call_on_step)

@@ -19,7 +19,7 @@ from phasicrl.training.evaluation import (
     expand_levels,
     load_lab_object,
     make_evaluation_envs,
-    mean_episode,
+    mean_return_and_length,
     run_agent,
 )
 
@@ -72,10 +72,10 @@ class PeriodicEvaluation:
         with self._world.sync_errors("an evaluation"):
             episodes = [self._run_episodes(levels, agent) for levels in kinds]
         first, *others = zip(*self._world.all_gather_object(episodes), strict=True)
-        mean_return, mean_length = mean_episode(first)
+        mean_return, mean_length = mean_return_and_length(first)
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
         for train_episodes in others:
-            train_return, _ = mean_episode(train_episodes)
+            train_return, _ = mean_return_and_length(train_episodes)
             record["evaluation/train_return"] = train_return
             record["evaluation/gap"] = train_return - mean_return
         if self._recorder is not None:

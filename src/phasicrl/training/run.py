@@ -129,7 +129,7 @@ class Run:
         self._iteration_started = time.perf_counter()
         self.show("rollout")
         self.collector.collect(
-            rollout, update_obs_norm_before_targets=self.learner.update_obs_norm_before_targets
+            rollout, updates_obs_norm_before_targets=self.learner.updates_obs_norm_before_targets
         )
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - self._iteration_started
@@ -148,7 +148,7 @@ class Run:
             means: running means of the iteration or of the auxiliary phase.
         """
         if self.config.log.epochs:
-            record = self.world.average_record(means.recent_means())
+            record = self.world.average_record(means.means_since_last_call())
             place = {"env_steps": self.env_steps, "iteration": self.iteration}
             self.metrics_log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
 

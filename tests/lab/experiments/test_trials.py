@@ -22,7 +22,7 @@ from phasicrl.lab.experiments.trials import (
     Failure,
     ResultTable,
     Trial,
-    prepare_config,
+    make_trial_config,
     run_in_processes,
     run_missing_trials,
     vary_seed,
@@ -196,8 +196,8 @@ def text(path: Path) -> str | None:
 
 def test_a_version_with_another_option_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = get_preset("cartpole-ppg")
-    names = [prepare_config(config, "x", Path()).name]
-    names.append(prepare_config(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
+    names = [make_trial_config(config, "x", Path()).name]
+    names.append(make_trial_config(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
     plain = Config.identity
     monkeypatch.setattr(Config, "identity", lambda self: {"an.option": None} | plain(self))
-    assert prepare_config(config, "x", Path()).name == names[0] != names[1]
+    assert make_trial_config(config, "x", Path()).name == names[0] != names[1]

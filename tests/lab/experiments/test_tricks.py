@@ -8,7 +8,7 @@ import pytest
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.lab.experiments.tricks import TRICKS, Mode, make_env_arms, make_rung_arms
+from phasicrl.lab.experiments.tricks import TRICKS, Mode, make_arms_for_env, make_trick_arms
 from phasicrl.presets import differences, get_preset
 
 BASE = get_preset("classic-ppo").with_updates({"reward_norm.per": "none"})
@@ -19,7 +19,7 @@ def difference(before: Config, after: Config) -> set[str]:
 
 
 def test_each_rung_changes_the_fields_of_its_trick_and_no_others() -> None:
-    steps = make_rung_arms(BASE)
+    steps = make_trick_arms(BASE)
     assert [name for name, _ in steps] == ["REINFORCE", *(f"+ {trick.name}" for trick in TRICKS)]
     for (_, below), (name, above), trick in zip(steps, steps[1:], TRICKS, strict=False):
         changed = difference(below, above)
@@ -34,8 +34,8 @@ def test_each_rung_changes_the_fields_of_its_trick_and_no_others() -> None:
 
 
 def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick() -> None:
-    top = make_rung_arms(BASE)[-1][1]
-    alone = make_rung_arms(BASE, mode="leave-one-out")
+    top = make_trick_arms(BASE)[-1][1]
+    alone = make_trick_arms(BASE, mode="leave-one-out")
     assert alone[0] == ("everything", top)
     for (name, config), trick in zip(alone[1:], TRICKS, strict=True):
         assert name == f"without {trick.name}"
@@ -44,20 +44,20 @@ def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick(
 
 def test_returns_without_values_are_those_of_whole_episodes() -> None:
     # 8 environments of 128 steps become one of 1,024, which holds two of the longest episodes.
-    steps = dict(make_rung_arms(BASE, limit=500))
+    steps = dict(make_trick_arms(BASE, limit=500))
     for name, config in steps.items():
         sums = name in ("REINFORCE", "+ baseline", "+ clipping")
         shape = (config.ppo.collect_by, config.env.num_envs, config.ppo.num_steps)
         assert shape == (("episodes", 1, 1024) if sums else ("steps", 8, 128)), name
-    alone = dict(make_rung_arms(BASE, mode="leave-one-out", limit=500))
+    alone = dict(make_trick_arms(BASE, mode="leave-one-out", limit=500))
     whole = {name for name, config in alone.items() if config.ppo.collect_by == "episodes"}
     assert whole == {"without baseline", "without TD(λ)"}
-    assert all(config.ppo.collect_by == "steps" for _, config in make_rung_arms(BASE))
+    assert all(config.ppo.collect_by == "steps" for _, config in make_trick_arms(BASE))
 
 
 @pytest.mark.long
 def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
-    name, config = make_env_arms(TAXI, make_rung_arms)[0]
+    name, config = make_arms_for_env(TAXI, make_trick_arms)[0]
     assert (name, config.ppo.collect_by, config.ppo.num_steps) == ("REINFORCE", "episodes", 512)
     short = {"output_dir": str(tmp_path), "total_env_steps": 1024, "log.console": "off"}
     run = train(config.with_updates({**short, "log.tensorboard": False}))
@@ -66,8 +66,8 @@ def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
 
 def test_environments_without_masks_have_no_rung_for_them() -> None:
     unused = ("env.action_masks",)
-    assert make_rung_arms(BASE, unused=unused)[-1][0] == "+ entropy bonus"
-    assert len(make_rung_arms(BASE, mode="leave-one-out", unused=unused)) == len(TRICKS)
+    assert make_trick_arms(BASE, unused=unused)[-1][0] == "+ entropy bonus"
+    assert len(make_trick_arms(BASE, mode="leave-one-out", unused=unused)) == len(TRICKS)
 
 
 TAXI = BASE.with_updates({"env.id": "gymnasium:Taxi-v4"})
@@ -75,7 +75,7 @@ TAXI = BASE.with_updates({"env.id": "gymnasium:Taxi-v4"})
 
 @pytest.mark.parametrize("mode", ["ladder", "leave-one-out"])
 def test_members_of_a_set_need_no_normalization_but_masks_are_a_rung(mode: Mode) -> None:
-    names = [name for name, _ in make_env_arms(TAXI, make_rung_arms, mode=mode)]
+    names = [name for name, _ in make_arms_for_env(TAXI, make_trick_arms, mode=mode)]
     assert len(names) == len(TRICKS) and not any("state" in name for name in names)
     assert names[-1].endswith("action masking")  # Taxi says which actions do something
 
@@ -84,5 +84,5 @@ def test_rewards_are_not_normalized_on_any_rung() -> None:
     base = get_preset("pendulum-ppo")
     assert base.reward_norm.per != "none"
     assert all(
-        config.reward_norm.per == "none" for _, config in make_env_arms(base, make_rung_arms)
+        config.reward_norm.per == "none" for _, config in make_arms_for_env(base, make_trick_arms)
     )

@@ -22,7 +22,7 @@ from phasicrl.lab.export.package import (
     FILES,
     HASHES_FILE,
     check_package,
-    format_page,
+    format_model_card,
     release,
 )
 from phasicrl.runs.checkpoint import hash_file
@@ -120,10 +120,10 @@ def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
     files = RunDirectory(run)
     found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
     for card in ({"commit": None}, {}):
-        assert "seed 3, commit unknown." in format_page(files.config, card, found)
-    assert "seed 3, commit abc." in format_page(files.config, {"commit": "abc"}, found)
+        assert "seed 3, commit unknown." in format_model_card(files.config, card, found)
+    assert "seed 3, commit abc." in format_model_card(files.config, {"commit": "abc"}, found)
     env = EnvConfig(id="mine:<img src=x>[a](b)_c_-v0")
-    text = format_page(replace(files.config, env=env), {}, found).partition("\n---\n")[2]
+    text = format_model_card(replace(files.config, env=env), {}, found).partition("\n---\n")[2]
     assert r"on &lt;img src=x&gt;\[a\](b)\_c\_-v0" in text and "<img" not in text
 
 

@@ -27,7 +27,7 @@ VALUES: dict[str, Any] = {"ppo.learning_rate": ["log", 1e-5, 1e-1], "ppo.clip": 
 def written(folder: Path, search: module.Search, count: int) -> Path:
     """Write a search of a small configuration."""
     for number in range(count):
-        sweep.write_file(folder / f"{number:04d}" / sweep.TRIAL, search.base)
+        sweep.write_dataclass(folder / f"{number:04d}" / sweep.TRIAL, search.base)
     write_json(folder / sweep.SEARCH, search)
     return folder
 
@@ -42,7 +42,7 @@ def test_values_come_from_their_lists() -> None:
         "whole": ["uniform", 1, 3], "parts": ["uniform", 1, 3.0], "rates": ["log", 1e-4, 1.0],
         "words": ["log", "uniform", 3], "lists": [[32, 32], None],
     }  # fmt: skip
-    distributions = {path: module.make_distribution(x) for path, x in spaces.items()}
+    distributions = {path: module.make_optuna_distribution(x) for path, x in spaces.items()}
     drawn = [study.ask(distributions).params for _ in range(200)]
     whole, parts, rates = ([each[name] for each in drawn] for name in ("whole", "parts", "rates"))
     assert set(whole) == {1, 2, 3} and all(type(value) is int for value in whole)

@@ -39,7 +39,7 @@ def values(folder: Path, **lists: Any) -> Path:
 def written(folder: Path, *configs: Config) -> Path:
     """Write a sweep of configurations, each a trial named by its place."""
     for number, config in enumerate(configs):
-        sweep.write_file(folder / str(number) / sweep.TRIAL, config)
+        sweep.write_dataclass(folder / str(number) / sweep.TRIAL, config)
     return folder
 
 
@@ -181,7 +181,7 @@ def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
     second = folder / "1" / sweep.TRIAL
-    sweep.write_file(second, replace(read_options(Config, second), init_from="nowhere"))
+    sweep.write_dataclass(second, replace(read_options(Config, second), init_from="nowhere"))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n.*/sweep/1: .*nowhere is not"):
         sweep.run_sweep(folder)
     assert main(["sweep", "run", str(folder)]) == 1
@@ -193,7 +193,7 @@ def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
         error = capsys.readouterr().err
         assert "sweep/1/trial.json" in error or "--import sent" in error
         assert "Traceback" not in error and "sent" not in sys.modules
-    sweep.write_file(second, read_options(Config, folder / "0" / sweep.TRIAL))
+    sweep.write_dataclass(second, read_options(Config, folder / "0" / sweep.TRIAL))
     (folder / "0" / sweep.OUTCOME).write_text('{"schema": 1, "state": [3]}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2
@@ -224,7 +224,9 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
 def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
     sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
-    sweep.write_file(next(iter(sweep.list_trials(folder))) / sweep.OUTCOME, sweep.Outcome("done"))
+    sweep.write_dataclass(
+        next(iter(sweep.list_trials(folder))) / sweep.OUTCOME, sweep.Outcome("done")
+    )
     (status,) = sweep.get_status(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
     assert status.shared == "classic-ppo, clip 0.1"

@@ -133,13 +133,13 @@ def _make_fraction_check(
 ) -> Check:
     """Make a rule about the mean of a fraction over the second half of the run."""
 
-    def check_mean(fraction: Array, config: Config) -> Finding | None:
+    def check_late_mean(fraction: Array, config: Config) -> Finding | None:
         mean = float(fraction[len(fraction) // 2 :].mean())
         if mean <= limit:
             return None
         return Finding(title, f"{mean:.0%} of the {samples} in the second half", remedy(config))
 
-    return check_mean
+    return check_late_mean
 
 
 def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:

@@ -173,7 +173,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         raise ValueError(f"output is {path}; expected a name with the ending .html")
     found = find_runs(runs)
     for run in found:
-        RunDirectory(run).check_special_files()  # runs may come from somebody else
+        RunDirectory(run).reject_special_files()  # runs may come from somebody else
     arms = read_arms(found)
     has_tasks = len({arm.task for arm in arms.values()}) > 1
     subjects: list[_Subject] = []

@@ -66,7 +66,7 @@ def run_suite(
         for arm, config in suite.arms(suite.base(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
             config = config.with_updates({"total_env_steps": budget})
-            config = trials.prepare_config(config, task, output_dir, threads=threads)
+            config = trials.make_trial_config(config, task, output_dir, threads=threads)
             runs += trials.vary_seed((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
     table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))

@@ -17,10 +17,10 @@ from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS
 from phasicrl.lab.experiments.tricks import (
     Arm,
     make_arms,
+    make_arms_for_env,
     make_arms_with_base,
-    make_detail_arms,
-    make_env_arms,
-    make_rung_arms,
+    make_ppo_detail_arms,
+    make_trick_arms,
 )
 from phasicrl.presets import PRESETS
 
@@ -332,7 +332,7 @@ SUITES: dict[str, Suite] = {
         paper=_TABLE, levels="easy"),
     "ppo-details": _detail_suite(
         "PPO with one detail of its code changed",
-        lambda base: make_env_arms(base.ppo, make_detail_arms)),
+        lambda base: make_arms_for_env(base.ppo, make_ppo_detail_arms)),
     "penalties": _detail_suite(
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small=("pendulum", "hopper")),
@@ -343,9 +343,9 @@ SUITES: dict[str, Suite] = {
         _make_report_arms, small=_REPORT, paper=_REPORT),
     "tricks": _report_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda base: make_env_arms(base.ppo, make_rung_arms)),
+        lambda base: make_arms_for_env(base.ppo, make_trick_arms)),
     "tricks-one-out": _report_suite(
         "PPO with all tricks, and with all but one (source 003)",
-        lambda base: make_env_arms(base.ppo, make_rung_arms, mode="leave-one-out")),
+        lambda base: make_arms_for_env(base.ppo, make_trick_arms, mode="leave-one-out")),
 }  # fmt: skip
 """Suites by the names of `phasicrl suite`."""

@@ -80,7 +80,7 @@ def vary_seed(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> l
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
 
 
-def check_seeds(where: Path, seeds: Iterable[int]) -> None:
+def check_seeds_not_mixed(where: Path, seeds: Iterable[int]) -> None:
     """Check that `where` does not have both seeds for choosing and seeds for reporting.
 
     Raises:
@@ -128,7 +128,7 @@ class ResultTable:
         """
         there = {self._get_key(row) for row in self.read()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        check_seeds(self.path, seeds)
+        check_seeds_not_mixed(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -268,7 +268,7 @@ def run_missing_trials(
         yield trial
 
 
-def prepare_config(
+def make_trial_config(
     config: Config, stem: str, output_dir: Path, *, threads: int | None = None
 ) -> Config:
     """Prepare a configuration for a run among others: named by its options, without displays.
@@ -319,15 +319,15 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
 def train_or_resume(config: Config, **options: Any) -> RunDirectory:
     """Train or resume a run with options of `train`; leave a diverged run as it is."""
 
-    def find_diverged() -> RunDirectory | None:
+    def find_diverged_run() -> RunDirectory | None:
         return next((run for run in RunDirectory.find(config)[-1:] if "diverged" in run.card), None)
 
-    if run := find_diverged():
+    if run := find_diverged_run():
         return run
     try:
         return RunDirectory(train(config, resume="auto", **options).directory)
     except ValueError:
-        if run := find_diverged():
+        if run := find_diverged_run():
             return run
         raise
 

@@ -88,7 +88,7 @@ def _choose_episode_options(base: Config, limit: int) -> dict[str, Any]:
     return {"ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs}
 
 
-def make_rung_arms(
+def make_trick_arms(
     base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), limit: int | None = None
 ) -> list[Arm]:
     """Make the arms that add or remove tricks one by one. Rewards are never normalized.
@@ -124,7 +124,7 @@ def make_rung_arms(
     return make_arms(base, dict(changes))
 
 
-def make_detail_arms(
+def make_ppo_detail_arms(
     base: Config, *, unused: tuple[str, ...] = (), limit: int | None = None
 ) -> list[Arm]:
     """Make an arm of PPO, and one for each detail on which the reference codes differ.
@@ -178,12 +178,12 @@ def _make_episode_arms(base: Config, limit: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def make_env_arms(base: Config, make: Callable[..., list[Arm]], **options: Any) -> list[Arm]:
+def make_arms_for_env(base: Config, make: Callable[..., list[Arm]], **options: Any) -> list[Arm]:
     """Make arms with what `make` needs to know about the environment of `base`.
 
     Args:
         base: configuration with all other options.
-        make: `make_rung_arms` or `make_detail_arms`.
+        make: `make_trick_arms` or `make_ppo_detail_arms`.
         options: further arguments of `make`.
     """
     with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:

@@ -129,7 +129,7 @@ def _write_pages(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     results = [each.to_dict() | {"returns": each.returns} for each in evaluations]
     content = {"episodes": len(evaluations[0].returns), "seed": 0, "results": results}
     write_json(folder / EVALUATION_FILE, content)
-    text = format_page(files.config, files.card, evaluations)
+    text = format_model_card(files.config, files.card, evaluations)
     (folder / PAGE_FILE).write_text(text, encoding="utf-8")
     names = [name for name in FILES if (folder / name).is_file()]
     hashes = "".join(f"{_hash_file(folder / name)}  {name}\n" for name in names)
@@ -163,7 +163,9 @@ def check_package(path: Path) -> list[str]:
     return list(listed)
 
 
-def format_page(config: Config, card: dict[str, Any], evaluations: Sequence[Evaluation]) -> str:
+def format_model_card(
+    config: Config, card: dict[str, Any], evaluations: Sequence[Evaluation]
+) -> str:
     """Format the package's page, with metadata for model hubs (YAML, as JSON)."""
     env, kind = config.env.id.rpartition(":")[2], "PPG" if config.has_auxiliary_phase else "PPO"
     title = re.sub(r"([\\`*_\[\]|~!])", r"\\\1", html.escape(env))

@@ -61,7 +61,7 @@ def film_episodes(
         ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
     envs, get_images = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
-    with closing(envs), _open_film(output, fps=fps, size=size) as write_image:
+    with closing(envs), _open_film(output, fps=fps, size=size) as write_to_film:
         agent = load_agent(envs)
         drawing = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
@@ -73,7 +73,7 @@ def film_episodes(
                 large = [enlarge(image, side) for image in images]
                 strips = (strip(index, image.shape[1]) for index, image in enumerate(large))
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
-            write_image(tile(images))
+            write_to_film(tile(images))
 
         def on_choice(inputs: Any, output: Any, action: Tensor) -> None:
             nonlocal strip
@@ -246,7 +246,7 @@ def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndar
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 
-    def write_image(image: np.ndarray) -> None:
+    def write_to_film(image: np.ndarray) -> None:
         nonlocal stream
         large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
@@ -258,7 +258,7 @@ def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndar
         stream.send(large)
 
     try:
-        yield write_image
+        yield write_to_film
     finally:
         if stream is not None:
             stream.close()

@@ -72,7 +72,7 @@ class StepTable:
             self._writer.writerow(columns)
             self._has_head = True
         rows = list(zip(*columns.values(), strict=True))
-        counted, ended = tracker.counted_envs.clone(), step.terminated | step.truncated
+        counted, ended = tracker.unfinished_envs.clone(), step.terminated | step.truncated
         if self._only_first:
             counted[int(not self._has_episode) :] = False
         # An episode that was cut by a failure does not count.

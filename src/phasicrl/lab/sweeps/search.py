@@ -35,7 +35,7 @@ class Search:
 
     Attributes:
         base: configuration to which the sampled options of each trial are applied.
-        values: list of choices or range of each option, see `make_distribution`.
+        values: list of choices or range of each option, see `make_optuna_distribution`.
         seeds: seeds with which every trial is trained.
         rungs: number of equal parts of the budget; after each, a trial reports its score and may be
             pruned.
@@ -54,7 +54,7 @@ class Search:
             raise ValueError(f"the search has {given}; expected at least 1 of each")
 
 
-def make_distribution(values: list[Any]) -> Any:
+def make_optuna_distribution(values: list[Any]) -> Any:
     """Make Optuna's distribution of the values of an option.
 
     Args:
@@ -105,7 +105,7 @@ def make_search(
     search = Search(get_preset(preset), read_json(values), tuple(sorted({*seeds})), rungs)
     for path, listed in search.values.items():
         try:
-            is_choice = hasattr(make_distribution(listed), "choices")
+            is_choice = hasattr(make_optuna_distribution(listed), "choices")
         except ValueError as error:
             raise ValueError(f"{path} is {listed}: {error}") from None
         ends = listed if is_choice else listed[1:]
@@ -113,10 +113,10 @@ def make_search(
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
     if there and not (file.exists() and read_options(Search, file) == search):
         raise ValueError(f"{directory} has another sweep; choose another folder")
-    sweep.write_file(file, search)
+    sweep.write_dataclass(file, search)
     new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
     for path in new:
-        sweep.write_file(path, search.base)
+        sweep.write_dataclass(path, search.base)
     return len(new)
 
 
@@ -150,7 +150,7 @@ def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
     if interrupted:
         trial = optuna.Trial(study, interrupted[0]._trial_id)
     else:
-        trial = study.ask({path: make_distribution(x) for path, x in search.values.items()})
+        trial = study.ask({path: make_optuna_distribution(x) for path, x in search.values.items()})
         trial.set_user_attr(_SLOT, slot)
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
@@ -170,8 +170,8 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
     except ValueError as error:  # these values do not go together
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    sweep.write_file(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
-    config = runner.prepare_config(config, config.name, folder, threads=threads)
+    sweep.write_dataclass(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
+    config = runner.make_trial_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
     reported, score = study.trials[trial.number].intermediate_values, math.nan
     for rung in range(1, search.rungs + 1):

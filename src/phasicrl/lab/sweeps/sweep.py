@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasicrl import Config, get_preset
-from phasicrl.config import check_imports, format_value
+from phasicrl.config import check_already_imported, format_value
 from phasicrl.config_io import read_json, read_options, write_json
 from phasicrl.lab.analysis.curves import format_setting, get_task, label_configs
 from phasicrl.lab.experiments import trials
@@ -76,16 +76,16 @@ def make_sweep(
     check_value_lists(lists)
     arms = [arm for preset in presets for arm in make_grid(get_preset(preset), lists)]
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{TRIAL}")]
-    trials.check_seeds(directory, [*used, *seeds])
+    trials.check_seeds_not_mixed(directory, [*used, *seeds])
     trials.check_trainable(arms)
     new: dict[Path, Config] = {}
     for (_, config), seed in itertools.product(arms, seeds):
-        name = trials.prepare_config(config, config.name, directory).name
+        name = trials.make_trial_config(config, config.name, directory).name
         path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / TRIAL
         if not path.exists():
             new[path] = replace(config, seed=seed)
     for path, config in new.items():
-        write_file(path, config)
+        write_dataclass(path, config)
     return len(new)
 
 
@@ -105,7 +105,7 @@ def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[s
     combinations = itertools.product(*values.values())
     arms = [make_sweep_arm(base, dict(zip(values, each, strict=True))) for each in combinations]
     for _, config in arms:
-        check_imports(config)
+        check_already_imported(config)
     return arms
 
 
@@ -130,7 +130,7 @@ def make_sweep_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config
     return arm, config
 
 
-def write_file(path: Path, value: Any) -> None:
+def write_dataclass(path: Path, value: Any) -> None:
     """Write a dataclass as a JSON file, and create its parent directory if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, value)
@@ -176,7 +176,7 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        check_imports(read_options(Config, folder / TRIAL))
+        check_already_imported(read_options(Config, folder / TRIAL))
     if (directory / SEARCH).is_file():  # searches may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
@@ -214,7 +214,7 @@ def _train_locked(folder: Path, threads: int | None) -> Outcome:
 
         return train_search_trial(folder, threads=threads)
     config = read_options(Config, folder / TRIAL)
-    config = trials.prepare_config(config, config.name, folder, threads=threads)
+    config = trials.make_trial_config(config, config.name, folder, threads=threads)
     run = trials.train_or_resume(config)
     return Outcome("diverged" if "diverged" in run.card else "done")
 
