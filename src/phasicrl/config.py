@@ -114,7 +114,7 @@ class _Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig(_Group):
-    """Environments (ours, not from a paper; options marked Procgen apply to its games only)."""
+    """Options of the environments (ours; options marked Procgen apply to its games only)."""
 
     _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
@@ -156,7 +156,7 @@ PROCGEN_FIELDS = ("distribution", "num_levels")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(_Group):
-    """Networks."""
+    """Options of the networks."""
 
     _prefix: ClassVar[str] = "model."
     value_path: ValuePath = "separate"
@@ -224,7 +224,7 @@ class ModelConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionConfig(_Group):
-    """Continuous actions: normal distributions of independent components."""
+    """Options of continuous actions: normal distributions of independent components."""
 
     _prefix: ClassVar[str] = "action."
     mean: Literal["raw", "tanh"] = "raw"
@@ -404,7 +404,7 @@ class PPOConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuxConfig(_Group):
-    """Auxiliary phase of PPG."""
+    """Options of the auxiliary phase of PPG."""
 
     _prefix: ClassVar[str] = "aux."
     epochs: _Count = 0
@@ -450,7 +450,7 @@ class AuxConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardNormConfig(_Group):
-    """Division of rewards by the running standard deviation of the discounted return."""
+    """Options of reward normalization, by the deviation of the running discounted return."""
 
     _prefix: ClassVar[str] = "reward_norm."
     per: Literal["none", "rollout", "step"] = "none"
@@ -470,7 +470,7 @@ class RewardNormConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsNormConfig(_Group):
-    """Normalization of observation vectors; the statistics are part of the weights."""
+    """Options of observation normalization; the statistics are part of the weights."""
 
     _prefix: ClassVar[str] = "obs_norm."
     statistics: Literal["none", Statistics] = "none"
@@ -488,7 +488,7 @@ class ObsNormConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueNormConfig(_Group):
-    """Normalization of value targets, with rescaling of the value heads (Pop-Art)."""
+    """Options of value target normalization, with rescaled value heads (Pop-Art)."""
 
     _prefix: ClassVar[str] = "value_norm."
     statistics: Literal["none", Statistics] = "none"
@@ -502,7 +502,7 @@ class ValueNormConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig(_Group):
-    """Execution: devices, threads, precision; changes rounding only (ours, not from a paper)."""
+    """Options of execution: devices, threads, precision; they change rounding only (ours)."""
 
     _prefix: ClassVar[str] = "compute."
     device: str = "auto"
@@ -532,7 +532,7 @@ class ComputeConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig(_Group):
-    """Console, files and services that get the metrics (ours, not from a paper)."""
+    """Options of the console, files and services that get the metrics (ours)."""
 
     _prefix: ClassVar[str] = "log."
     console: Literal["auto", "live", "plain", "off"] = "auto"
@@ -555,7 +555,7 @@ class LogConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig(_Group):
-    """Times of checkpoints, and how many are kept (ours, not from a paper)."""
+    """Options of checkpoints: when, and how many are kept (ours)."""
 
     _prefix: ClassVar[str] = "checkpoint."
     every_minutes: _Weight | None = 5.0
@@ -574,7 +574,7 @@ class CheckpointConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig(_Group):
-    """Periodic evaluation of the agent during training (ours, not from a paper)."""
+    """Options of periodic evaluations of the agent during training (ours)."""
 
     _prefix: ClassVar[str] = "evaluation."
     every_iterations: _Int | None = None

@@ -357,7 +357,7 @@ class RunDirectory:
         raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
 
 
-def find_run(path_or_preset: Path | str) -> RunDirectory:
+def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
     """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
     path, agent = Path(path_or_preset), AGENTS / path_or_preset
     return RunDirectory(agent if agent.is_dir() and not path.exists() else path)

@@ -16,7 +16,7 @@ from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run
+from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
 from phasicrl.spaces import describe_spaces
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
@@ -107,7 +107,7 @@ class SavedAgent:
             ValueError: the directory is not a run directory, the levels do not exist, or a custom
                 object is missing.
         """
-        files = find_run(run_dir)
+        files = find_run_or_agent(run_dir)
         objects = fill_user_objects(user_objects, ("make_env", "make_vector_env", "make_encoder"))
         make_encoder = objects.pop("make_encoder")
         config = files.load_config(make_encoder=make_encoder, **objects)

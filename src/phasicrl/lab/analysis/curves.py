@@ -127,7 +127,7 @@ class Arm(NamedTuple):
     label: str
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
+def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
     """Return run directories, with those of its trials in place of a sweep's directory.
 
     Raises:
@@ -168,7 +168,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     if not paths:
         raise ValueError("runs is empty; give at least one run directory")
     points: dict[Path, Points] = {}
-    for run in find_runs(paths):
+    for run in expand_sweeps(paths):
         try:
             points[run] = smooth(_read_points(run, metric), smooth_steps)
         except ValueError as error:

@@ -182,7 +182,7 @@ def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
     return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
 
 
-def pick_colors(count: int, base: Sequence[str], lightness: float) -> list[str]:
+def extend_colors(count: int, base: Sequence[str], lightness: float) -> list[str]:
     """Return distinct colors: those of `base`, and as many others as are missing."""
     hues = range(count - len(base))
     others = [hls_to_rgb(hue / len(hues), lightness, 0.7) for hue in hues]
@@ -191,7 +191,7 @@ def pick_colors(count: int, base: Sequence[str], lightness: float) -> list[str]:
 
 def assign_styles(keys: Sequence[CurveKey]) -> Styles:
     """Choose color and dashes of each curve: solid for ours, dashed for published."""
-    colors = pick_colors(len(keys), COLORS, 0.4)
+    colors = extend_colors(len(keys), COLORS, 0.4)
     ours, theirs = iter(colors), iter(["#4D4D4D", *reversed(colors)])
     return {
         key: {"linestyle": _DASHES, "color": next(theirs)}

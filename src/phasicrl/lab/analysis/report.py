@@ -21,9 +21,9 @@ import numpy as np
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.config_io import atomic_write
-from phasicrl.lab.analysis.curves import Points, extract_points, find_runs, read_arms, smooth
+from phasicrl.lab.analysis.curves import Points, expand_sweeps, extract_points, read_arms, smooth
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
-from phasicrl.lab.analysis.plot import format_steps, pick_colors, require_matplotlib
+from phasicrl.lab.analysis.plot import extend_colors, format_steps, require_matplotlib
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import import_optional
@@ -130,7 +130,7 @@ class _Subject:
         ]
 
     @property
-    def versions(self) -> dict[str, str]:
+    def provenance(self) -> dict[str, str]:
         """Commit, device, command, machine and versions of the run."""
         card = self.files.card
         known = {name: card.get(name) for name in ("commit", "device", "environment")}
@@ -171,7 +171,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name with the ending .html")
-    found = find_runs(runs)
+    found = expand_sweeps(runs)
     for run in found:
         RunDirectory(run).reject_special_files()  # runs may come from somebody else
     arms = read_arms(found)
@@ -185,8 +185,8 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
-        light_colors=pick_colors(len(arms), _LIGHT_COLORS, 0.33),
-        dark_colors=pick_colors(len(arms), _DARK_COLORS, 0.68),
+        light_colors=extend_colors(len(arms), _LIGHT_COLORS, 0.33),
+        dark_colors=extend_colors(len(arms), _DARK_COLORS, 0.68),
         shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
