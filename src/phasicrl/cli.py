@@ -41,8 +41,8 @@ Command = Callable[[list[str]], None]
 
 COMMON = """
 name seed total_env_steps stop_at_return output_dir init_from imports env.id env.num_envs
-env.num_threads
-env.parallel env.options env.distribution env.num_levels model.value_path model.encoder
+env.num_threads env.parallel env.options env.distribution env.num_levels model.value_path
+model.encoder
 model.channels model.hidden_sizes model.activation model.memory model.memory_size action.std
 action.squash ppo.num_steps ppo.gamma ppo.gae_lambda ppo.policy_epochs ppo.value_epochs
 ppo.num_minibatches ppo.minibatch_by ppo.clip ppo.entropy_coef ppo.value_coef ppo.learning_rate
@@ -84,7 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths may have any letters
     try:
-        sys.path.append("")  # modules of the user may be in this folder
+        if "" not in sys.path:  # modules of the user may be in this folder
+            sys.path.append("")
         for module in options.modules:
             importlib.import_module(module)
         run_command(words, all_commands(), "phasicrl")

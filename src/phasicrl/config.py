@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from phasicrl import config_io
-from phasicrl.config_io import ConfigError, convert, suggest_name
+from phasicrl.config_io import ConfigError, convert, get_types, suggest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
@@ -52,13 +52,6 @@ _Decay = Annotated[float, "a number from 0 to below 1"]
 
 
 @functools.cache
-def _types(group: type) -> dict[str, Any]:
-    """Return the type of each option in a group."""
-    hints = typing.get_type_hints(group)
-    return {field.name: hints[field.name] for field in dataclasses.fields(group)}
-
-
-@functools.cache
 def _ranges(group: type) -> dict[str, str]:
     """Return the allowed range of each number in a group, as text by option."""
     hints = typing.get_type_hints(group, include_extras=True)
@@ -82,9 +75,9 @@ class _Group:
         Raises:
             ConfigError: an option is unknown (the message suggests one), or has no name.
         """
-        call = f"{cls.__name__}({next(iter(_types(cls)))}=…)"
+        call = f"{cls.__name__}({next(iter(get_types(cls)))}=…)"
         problems = [f"{value!r} has no name; expected {call}" for value in given]
-        unknown = [cls._prefix + name for name in values if name not in _types(cls)]
+        unknown = [cls._prefix + name for name in values if name not in get_types(cls)]
         problems += [f"unknown option {path}{suggest_name(path, defaults())}" for path in unknown]
         if problems:
             raise ConfigError(problems)
@@ -93,7 +86,7 @@ class _Group:
     def __post_init__(self) -> None:
         """Check and convert the values of all options of the group."""
         problems: list[str] = []
-        for name, kind in _types(type(self)).items():
+        for name, kind in get_types(type(self)).items():
             path, text = f"{self._prefix}{name}", _ranges(type(self)).get(name)
             try:
                 value = convert(kind, getattr(self, name), path)

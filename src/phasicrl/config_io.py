@@ -17,8 +17,6 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-_get_hints = functools.cache(typing.get_type_hints)
-
 SCHEMA = 1
 """Schema number of `config.json` and of checkpoints, in their field `schema`."""
 
@@ -206,11 +204,18 @@ def suggest_name(given: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(repr(names[name]) for name in near)}?)" if near else ""
 
 
+@functools.cache
+def get_types(options_type: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass."""
+    hints = typing.get_type_hints(options_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(options_type)}
+
+
 def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
     """Build an instance of the dataclass `options_type` from nested dicts."""
     if not isinstance(tree, dict):
         raise ValueError(f"{path.rstrip('.')} is {tree!r}; expected an object")
-    hints, values, problems = _get_hints(options_type), dict[str, Any](), list[str]()
+    hints, values, problems = get_types(options_type), dict[str, Any](), list[str]()
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:

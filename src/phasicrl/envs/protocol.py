@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ExactState = Literal["snapshot", "replay", "none"]
 
 
-TIME_LIMIT = "for Gymnasium `env.options max_episode_steps=N`, in your own code `TimeLimit`"
+TIME_LIMIT = "for Gymnasium env.options max_episode_steps=N, in your own code TimeLimit"
 """Remedy for environments whose episodes do not end."""
 
 

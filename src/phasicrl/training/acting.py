@@ -17,7 +17,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.masks import flatten_mask
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
-from phasicrl.runs.checkpoint import MANIFEST, load_part
+from phasicrl.runs.checkpoint import MANIFEST
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.spaces import ActionLayout, ObservationLayout, get_part, map_leaves
 from phasicrl.training.build import EvaluationObjects
@@ -149,10 +149,8 @@ def load(
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.
     """
     path = Path(path).expanduser()
-    is_checkpoint = (path / MANIFEST).is_file()
-    saved = SavedAgent.open(path.absolute().parents[1] if is_checkpoint else path, **user_objects)
+    checkpoint = path if (path / MANIFEST).is_file() else None
+    saved = SavedAgent.open(path.absolute().parents[1] if checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:
-        network = saved.load_agent(envs, weights)
-        if is_checkpoint:
-            network.load_state_dict(load_part(path).tree["learner"]["agent"])
+        network = saved.load_agent(envs, weights, checkpoint=checkpoint)
         return TrainedAgent(network, envs, saved.config, seed)

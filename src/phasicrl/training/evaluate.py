@@ -16,6 +16,7 @@ from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.runs.checkpoint import load_part
 from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
 from phasicrl.spaces import describe_spaces
 from phasicrl.training.bootstrap import bootstrap_mean_interval
@@ -120,8 +121,10 @@ class SavedAgent:
             self.config, num_envs=num_envs, levels=levels, seed=seed, **self.env_objects
         )
 
-    def load_agent(self, envs: VectorEnv, which: WeightsKind = "last") -> Agent:
-        """Load the agent with its last or best weights.
+    def load_agent(
+        self, envs: VectorEnv, which: WeightsKind = "last", *, checkpoint: Path | None = None
+    ) -> Agent:
+        """Load the agent with its last or best weights, or with those of a checkpoint.
 
         Raises:
             ValueError: there are no weights yet, they do not fit the network, or the environments
@@ -129,8 +132,12 @@ class SavedAgent:
         """
         self.files.check_spaces(describe_spaces(envs))
         agent = make_agent(self.config, envs, make_encoder=self.make_encoder)
+        if checkpoint is None:
+            weights = self.files.weights(which)
+        else:
+            weights = load_part(checkpoint).tree["learner"]["agent"]
         try:
-            agent.load_state_dict(self.files.weights(which))
+            agent.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(
                 f"the weights in {self.files.path} do not fit the network of config.json "

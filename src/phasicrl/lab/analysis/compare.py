@@ -19,10 +19,10 @@ from typing import Any, Literal
 import numpy as np
 
 from phasicrl.config_io import escape_control_chars, write_json
+from phasicrl.envs.protocol import TIME_LIMIT
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import (
-    TIME_LIMIT,
     Array,
     Curve,
     Task,
@@ -170,7 +170,7 @@ def compare_runs(
     curves = read_curves(runs, metric)
     if endless := [curve.label for curve in curves if np.isnan(curve.runs).any()]:
         given = f"metric is {metric}, which {endless[0]} does not have"
-        raise ValueError(f"{given}; leave the run out, or {TIME_LIMIT}")
+        raise ValueError(f"{given}; leave the run out, or set a time limit ({TIME_LIMIT})")
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
         curves += read_reference_curves(reference, metric, ends=ends)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from phasicrl import Config
 from phasicrl.config import format_value
+from phasicrl.envs.protocol import TIME_LIMIT
 from phasicrl.runs.directory import METRICS_FILE, RunDirectory
 from phasicrl.training.bootstrap import bootstrap_band
 
@@ -29,7 +30,6 @@ Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]
 """Steps and values of one run."""
 ONE_NUMBER = "one number"
-TIME_LIMIT = "set a time limit (env.options max_episode_steps=N for Gymnasium)"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
 """Largest fraction of the longest run that a curve may lack without a warning."""
@@ -255,8 +255,8 @@ def _read_points(run: Path, metric: str) -> Points:
     if not len(points[0]):
         if rows and metric.startswith("charts/episodic"):
             steps = np.array([row["env_steps"] for row in rows], np.float64)
-            text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps; {TIME_LIMIT}"
-            warnings.warn(text, stacklevel=2)
+            text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps"
+            warnings.warn(f"{text}; set a time limit ({TIME_LIMIT})", stacklevel=2)
             return steps, np.full(len(steps), np.nan)
         present = {name for row in RunDirectory(run).metrics() for name in row
                 if "/" in name and math.isfinite(row[name])}  # fmt: skip

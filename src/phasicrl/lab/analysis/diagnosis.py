@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from phasicrl import Config
+from phasicrl.envs.protocol import TIME_LIMIT
 from phasicrl.lab.analysis.curves import Array
 
 Columns: TypeAlias = Mapping[str, Array]
@@ -72,7 +73,7 @@ def _check_progress(returns: Array, config: Config) -> Finding | None:
 def _check_episodes(counts: Array, config: Config) -> Finding | None:
     if counts.any():
         return None
-    remedy = "a time limit of the environment (env.options max_episode_steps=N for Gymnasium)"
+    remedy = f"a time limit of the environment ({TIME_LIMIT})"
     return Finding("No episode ended", f"0 in {len(counts)} iterations", remedy)
 
 
