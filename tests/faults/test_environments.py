@@ -44,7 +44,7 @@ def _try(folder: Path, what: str, at: int | str, parallel: str) -> None:
     with pytest.raises(EnvError) as error:
         train(config, make_env=lambda: Misbehaving(what, at), **how)
     said = str(error.value)
-    named = rf"environment \d.*{call}\(\)|{call}\(\) of the environment that was made to learn"
+    named = rf"environment \d.*{call}\(\)|{call}\(\) of a first environment"
     assert re.search(named, said), (what, at, said)
     assert error.value.exit_code == 4
     assert not multiprocessing.active_children(), (what, at)

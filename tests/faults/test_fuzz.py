@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -26,7 +27,7 @@ STRANGE = (
 
 def _strange(draw: random.Random, depth: int = 0) -> Any:
     if depth > 2 or draw.random() < 0.8:
-        return draw.choice(STRANGE)
+        return copy.deepcopy(draw.choice(STRANGE))
     return {draw.choice(("a", "env", "schema", "files")): _strange(draw, depth + 1)}
 
 
@@ -116,12 +117,12 @@ def test_configurations_of_random_values(fault: Fault) -> None:
     draw = random.Random(1)
     tree = json.loads(Config().to_json())
     for _ in fault:
-        copy = json.loads(json.dumps(tree))
+        mutated = json.loads(json.dumps(tree))
         for _ in range(draw.randrange(1, 6)):
-            copy = _mutated_tree(copy, draw)
-            if not copy:
+            mutated = _mutated_tree(mutated, draw)
+            if not mutated:
                 break
-        text = json.dumps(copy)
+        text = json.dumps(mutated)
         try:
             made = Config.from_json(text)
         except ValueError as error:

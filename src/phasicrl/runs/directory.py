@@ -55,6 +55,8 @@ def fill_user_objects(
     return {**dict.fromkeys(names), **given}
 
 
+_CARD_TYPES = {"own": dict, "spaces": dict, "resumed": list, "run": str, "env_steps": int}
+"""Types of the entries of `card.json` that are read again."""
 _MUTABLE_OPTIONS = (
     "name", "stop_at_return", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
     "compute", "log", "checkpoint", "evaluation",
@@ -170,7 +172,12 @@ class RunDirectory:
             ValueError: the card is damaged.
         """
         path = self.path / CARD_FILE
-        return read_json(path) if path.exists() else {}
+        card = read_json(path) if path.exists() else {}
+        for name, kind in _CARD_TYPES.items():
+            if not isinstance(value := card.get(name, kind()), kind):
+                given = f"{path} is damaged: {name} is {value!r}"
+                raise ValueError(f"{given}; expected {kind.__name__}. Restore or remove the file")
+        return card
 
     def write_card(self, card: dict[str, Any]) -> None:
         """Replace `card.json` atomically."""
@@ -334,7 +341,7 @@ class RunDirectory:
         trained: dict[str, str] = self.card.get("spaces", spaces)
         both = [(part, trained.get(part), spaces.get(part)) for part in {**trained, **spaces}]
         text = "; ".join(
-            f"{self.path} was trained on {part} {before}, and this environment has {now}"
+            f"{self.path / CARD_FILE} says {part} {before}, and this environment has {now}"
             for part, before, now in both if before != now
         )  # fmt: skip
         if any(str(old).split(" of ")[0] != str(new).split(" of ")[0] for _, old, new in both):
@@ -364,12 +371,12 @@ def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
 
 
 def _read_row(line: str) -> dict[str, Any] | None:
-    """Parse a row of metrics; return None if the line is incomplete."""
+    """Parse a row of metrics; return None if it is incomplete."""
     try:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and "env_steps" in row else None
+    return row if isinstance(row, dict) and {*POSITION_FIELDS} <= {*row} else None
 
 
 def _stem(config: Config) -> str:
