@@ -1,8 +1,8 @@
 """Losses, and rules that adapt coefficients to the KL divergence. Kind: pure mathematics.
 
-Losses are per sample, `[M]`, so that means over micro-batches of any size add up exactly. Value
-losses are half the squared error (PPG paper, equation 2), so that OPPG's `vfcoef` of 0.5 is a
-weight of 1 here.
+Losses are elementwise, of one sample or of M, so that their means over micro-batches of any size
+add up exactly. Value losses are half the squared error (PPG paper, equation 2), so that OPPG's
+`vfcoef` of 0.5 is a weight of 1 here.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ def joint_auxiliary_loss(
     beta_clone: float,
     value_coef: float,
 ) -> Float[Tensor, "*M"]:
-    """Return the auxiliary loss `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²`, `[M]`.
+    """Return the auxiliary loss `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²`.
+
+    The terms are those of each sample, `[M]`, or their means, 0-d.
 
     Source: PPG paper, equations 3 and 2; OPPG ppg.py:178-201.
 

@@ -352,11 +352,11 @@ def policy_phase(
     samples, target_record = _compute_targets_and_update_value_norm(learner, rollout, reward)
     record |= target_record | learner.network_diagnostics(rollout)
 
-    # Store the old policy for an exact KL, and the old values for value clipping: recomputed
-    # values overwrite the rollout's.
-    is_exact = (learner.kl_coef and ppo.kl_estimate == "exact") or ppo.schedule == "adaptive_kl"
-    is_exact = is_exact and learner.proximal is None
-    old_dist_params = compute_dist_params(agent, samples, executor=executor) if is_exact else None
+    # Store the old policy for an exact KL (PPO-EWMA computes its own before each step), and the
+    # old values for value clipping: recomputed values overwrite the rollout's.
+    needs_kl = (learner.kl_coef and ppo.kl_estimate == "exact") or ppo.schedule == "adaptive_kl"
+    needs_kl = needs_kl and learner.proximal is None
+    old_dist_params = compute_dist_params(agent, samples, executor=executor) if needs_kl else None
     old = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
     samples = dataclasses.replace(samples, **old)
 
@@ -399,7 +399,8 @@ def policy_phase(
     # Adapt the KL penalty to the KL of the last epoch.
     if "losses/epoch_kl" in record:
         record |= learner.adapt_kl_penalty(record["losses/epoch_kl"])
-    # An auxiliary phase normalizes observations as its last rollout did, and updates then.
+    # Before an auxiliary phase, leave the statistics of observations: it normalizes as the last
+    # rollout did, and updates them at its end.
     if not learner.is_auxiliary_phase_due:
         learner.update_observation_statistics(rollout)
     return _check_finite(executor.world.average_record(means.result())) | record | seconds

@@ -157,14 +157,14 @@ class Rollout:
         action_mask: allowed actions; None if all always are.
         action: actions a_t as the policy drew them.
         log_prob: log-probabilities of the actions under the behavior policy.
-        value: V(s_t) when the action was drawn.
+        value: V(s_t) when the action was drawn, or as recomputed since.
         reward: environment rewards, before clipping and normalization.
         terminated: whether the episode ended with the step.
         truncated: whether the episode was cut after the step.
         next_value: V of the next observation; of the final observation of a truncated episode.
-        value_target: value targets V̂, filled in by `compute_targets`.
-        reward_scale: divisor of the rewards that `value` and `next_value` were trained on, equal in
-            all environments; 0 if unknown.
+        value_target: value targets V̂, filled in by `compute_targets`, or recomputed since.
+        reward_scale: divisor of the rewards that the collected `value` and `next_value` were
+            trained on, equal in all environments; 0 if unknown.
     """
 
     obs: Shaped[Tensor, "B T *shape"]
