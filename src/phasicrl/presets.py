@@ -49,30 +49,20 @@ _PPG = Config(
     reward_norm=RewardNormConfig(per="rollout"),
     total_env_steps=25_000_000,
 )
-_PPG_PAPER = replace(
-    _PPG,
-    name="procgen-ppg-paper",
-    env=replace(_PPG.env, num_envs=256, distribution="hard"),
-    reward_norm=RewardNormConfig(per="rollout", gamma=0.99),
-    total_env_steps=100_000_000,
+_PPG_PAPER = _PPG.with_updates({
+    "name": "procgen-ppg-paper", "env.num_envs": 256, "env.distribution": "hard",
+    "reward_norm.gamma": 0.99, "total_env_steps": 100_000_000,
+})  # fmt: skip
+_PPG_SINGLE = _PPG.with_updates({"name": "procgen-ppg-single", "model.value_path": "detached"})
+_PPG_SINGLE_PAPER = _PPG.with_updates(
+    {"name": "procgen-ppg-single-paper", "model.value_path": "shared_in_aux"}
 )
-_PPG_SINGLE = replace(
-    _PPG, name="procgen-ppg-single", model=replace(_PPG.model, value_path="detached")
-)
-_PPG_SINGLE_PAPER = replace(
-    _PPG, name="procgen-ppg-single-paper", model=replace(_PPG.model, value_path="shared_in_aux")
-)
-_PPG_KL = replace(_PPG, name="procgen-ppg-kl", ppo=replace(_PPG.ppo, clip=None, kl_penalty=1.0))
-_PPO = replace(
-    _PPG,
-    name="procgen-ppo",
-    model=replace(_PPG.model, value_path="shared"),
-    ppo=replace(_PPG.ppo, policy_epochs=3, value_epochs=3),
-    aux=AuxConfig(),
-)
-_PPO_PAPER = replace(
-    _PPG_PAPER, name="procgen-ppo-paper", model=_PPO.model, ppo=_PPO.ppo, aux=AuxConfig()
-)
+_PPG_KL = _PPG.with_updates({"name": "procgen-ppg-kl", "ppo.clip": None, "ppo.kl_penalty": 1.0})
+_TO_PPO = {
+    "model.value_path": "shared", "ppo.policy_epochs": 3, "ppo.value_epochs": 3, "aux.epochs": 0
+}  # fmt: skip
+_PPO = _PPG.with_updates({"name": "procgen-ppo", **_TO_PPO})
+_PPO_PAPER = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
 
 # Generalization from few levels to all: protocols of the Procgen paper, with evaluations of sampled
 # actions as there, and PPG and PPO as above.
@@ -85,61 +75,42 @@ def _generalization_presets(
     """Return presets that train on some levels, and are evaluated on these and on all levels."""
     return [
         Preset(
-            replace(
-                base,
-                name=f"{base.name.removesuffix('-paper')}-{difficulty}-{num_levels}",
-                env=replace(base.env, num_levels=num_levels),
-                evaluation=_ON_BOTH,
-                total_env_steps=total_env_steps,
-            ),
+            base.with_updates({
+                "name": f"{base.name.removesuffix('-paper')}-{difficulty}-{num_levels}",
+                "env.num_levels": num_levels, "total_env_steps": total_env_steps,
+                "evaluation": _ON_BOTH,
+            }),
             f"{name} on {num_levels} {difficulty} levels, tested on all",
             f"Procgen paper, generalization on {difficulty} levels{source}",
             base.name,
         )
         for name, base in zip(("PPG", "PPO"), bases, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 # Ten minutes on two cores: procgen-ppg with shorter phases, so that several fit into the time.
-_QUICKSTART = replace(
-    _PPG_SINGLE,
-    name="quickstart",
-    env=replace(_PPG.env, num_envs=32),
-    ppo=replace(_PPG.ppo, num_steps=64),
-    aux=AuxConfig(every=8, epochs=2, iterations_per_epoch=4, num_minibatches=4),
-    total_env_steps=220_000,
-)
+_QUICKSTART = _PPG_SINGLE.with_updates({
+    "name": "quickstart", "env.num_envs": 32, "ppo.num_steps": 64, "total_env_steps": 220_000,
+    "aux": AuxConfig(every=8, epochs=2, iterations_per_epoch=4, num_minibatches=4),
+})  # fmt: skip
 
 # Exact settings of other code bases (details in docs/fidelity.md).
-_CLEANRL_PPG = replace(
-    _PPG_SINGLE,
-    name="compat-cleanrl-ppg",
-    budget_rounding="down",
-    ppo=replace(
-        _PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5,
-        advantage_std="unbiased",
-    ),
-    aux=AuxConfig(epochs=6, optimizer="shared", max_grad_norm=0.5),
-    reward_norm=RewardNormConfig(per="step"),
-)  # fmt: skip
-_CLEANRL_PPO = replace(
-    _CLEANRL_PPG,
-    name="compat-cleanrl-ppo-procgen",
-    model=ModelConfig(
-        value_path="shared", init="torch", policy_head_scale=0.01, value_head_scale=1.0
-    ),
-    ppo=replace(
-        _CLEANRL_PPG.ppo, policy_epochs=3, value_epochs=3, advantage_norm="minibatch", adam_eps=1e-5
-    ),
-    aux=AuxConfig(),
-)
-_BASELINES_PPO = replace(
-    _CLEANRL_PPO,
-    name="compat-baselines-ppo-procgen",
-    model=replace(_CLEANRL_PPO.model, init="glorot", pooling="same"),
-    ppo=replace(_CLEANRL_PPO.ppo, adam_eps_hat=True, advantage_std="biased"),
-    reward_norm=RewardNormConfig(gamma=0.99, per="step"),
-)
+_CLEANRL_PPG = _PPG_SINGLE.with_updates({
+    "name": "compat-cleanrl-ppg", "budget_rounding": "down", "ppo.minibatch_by": "transitions",
+    "ppo.value_clip": 0.2, "ppo.value_coef": 0.5, "ppo.max_grad_norm": 0.5,
+    "ppo.advantage_std": "unbiased", "aux.optimizer": "shared", "aux.max_grad_norm": 0.5,
+    "reward_norm.per": "step",
+})  # fmt: skip
+_CLEANRL_PPO = _CLEANRL_PPG.with_updates({
+    "name": "compat-cleanrl-ppo-procgen", "model.value_path": "shared", "model.init": "torch",
+    "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0, "ppo.policy_epochs": 3,
+    "ppo.value_epochs": 3, "ppo.advantage_norm": "minibatch", "ppo.adam_eps": 1e-5,
+    "aux": AuxConfig(),
+})  # fmt: skip
+_BASELINES_PPO = _CLEANRL_PPO.with_updates({
+    "name": "compat-baselines-ppo-procgen", "model.init": "glorot", "model.pooling": "same",
+    "ppo.adam_eps_hat": True, "ppo.advantage_std": "biased", "reward_norm.gamma": 0.99,
+})  # fmt: skip
 
 # Classic control with discrete actions. Rewards are normalized, because PPG adds a squared error of
 # returns to a KL divergence, and CartPole's returns reach 100.
@@ -161,7 +132,7 @@ _CLASSIC_PPO = Config(
 _CLASSIC_AUX = AuxConfig(
     every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", max_grad_norm=0.5
 )
-_CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
+_CLASSIC_PPG = _CLASSIC_PPO.with_updates({"name": "classic-ppg", "aux": _CLASSIC_AUX})
 
 # Continuous control. Advantages are recomputed before each epoch and learning rates decay to zero,
 # to which Tianshou's authors attribute their results on MuJoCo; all else is common to published
@@ -182,19 +153,16 @@ _MUJOCO_PPO = Config(
     total_env_steps=1_000_000,
 )  # fmt: skip
 # Wider networks and smaller learning rates for walking, chosen on seeds 1 to 5.
-_WALK_PPO = replace(
-    _MUJOCO_PPO,
-    model=replace(_MUJOCO_PPO.model, hidden_sizes=(256, 256), activation="relu"),
-    ppo=replace(_MUJOCO_PPO.ppo, learning_rate=1e-4),
-)
+_WALK_PPO = _MUJOCO_PPO.with_updates({
+    "model.hidden_sizes": (256, 256), "model.activation": "relu", "ppo.learning_rate": 1e-4
+})  # fmt: skip
 # No value loss in the auxiliary phase: the value network has had ten epochs on fresh targets, and
 # those of up to eight rollouts ago would make it worse.
 _MUJOCO_AUX = replace(
     _CLASSIC_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
 )
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
-_ATARI_PPO = replace(
-    _CLASSIC_PPO,
+_ATARI_PPO = Config(
     env=EnvConfig(id="envpool:Breakout-v5", num_envs=8),
     model=ModelConfig(
         value_path="shared", encoder="nature", hidden_sizes=(512,), init="orthogonal",
@@ -206,67 +174,49 @@ _ATARI_PPO = replace(
         value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4, schedule="linear",
         adam_eps=1e-5, max_grad_norm=0.5,
     ),
-    reward_norm=RewardNormConfig(),
     total_env_steps=10_000_000,
 )  # fmt: skip
 
-_CLEANRL_ATARI = replace(
-    _ATARI_PPO,
-    name="compat-cleanrl-ppo-atari",
-    budget_rounding="down",
-    env=replace(_ATARI_PPO.env, options={"episodic_life": True}),
-    ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
-)
+_CLEANRL_ATARI = _ATARI_PPO.with_updates({
+    "name": "compat-cleanrl-ppo-atari", "budget_rounding": "down",
+    "env.options": {"episodic_life": True}, "ppo.advantage_std": "unbiased",
+})  # fmt: skip
 _ATARI_AUX = AuxConfig(epochs=6, num_minibatches=8, learning_rate=2.5e-4, max_grad_norm=0.5)
 
 # Settings of other code bases for classic and continuous control (differences in docs/fidelity.md).
-_CLEANRL_CLASSIC = replace(
-    _CLASSIC_PPO,
+_CLEANRL_CLASSIC = Config(
     name="compat-cleanrl-ppo",
     budget_rounding="down",
     env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
+    model=_CLASSIC_PPO.model,
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4,
         num_minibatches=4, minibatch_by="transitions", value_clip=0.2, value_coef=0.5,
         advantage_norm="minibatch", advantage_std="unbiased", learning_rate=2.5e-4,
         schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
     ),
-    reward_norm=RewardNormConfig(),
     total_env_steps=500_000,
 )  # fmt: skip
-_CLEANRL_CONTINUOUS = replace(
-    _CLEANRL_CLASSIC,
-    name="compat-cleanrl-ppo-continuous",
-    env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
-    action=ActionConfig(squash="clip"),
-    ppo=replace(
-        _CLEANRL_CLASSIC.ppo, num_steps=2048, policy_epochs=10, value_epochs=10, num_minibatches=32,
-        learning_rate=3e-4, entropy_coef=0.0,
-    ),
-    reward_norm=RewardNormConfig(per="step", reset_at="termination"),
-    obs_norm=ObsNormConfig(statistics="moments", from_first_rollout=False),
-    total_env_steps=1_000_000,
-)  # fmt: skip
-_BASELINES_MUJOCO = replace(
-    _CLEANRL_CONTINUOUS,
-    name="compat-baselines-ppo-mujoco",
-    ppo=replace(_CLEANRL_CONTINUOUS.ppo, adam_eps_hat=True, advantage_std="biased"),
-    reward_norm=RewardNormConfig(per="step"),
-)
-_SB3 = replace(
-    _CLEANRL_CLASSIC,
-    name="compat-sb3-ppo",
-    budget_rounding="up",
-    env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=1),
-    ppo=replace(
-        _CLEANRL_CLASSIC.ppo, num_steps=2048, bootstrap_truncation=True, policy_epochs=10,
-        value_epochs=10, num_minibatches=32, learning_rate=3e-4, schedule="constant",
-        entropy_coef=0.0, value_clip=None, value_coef=1.0,
-    ),
-    total_env_steps=100_000,
-)  # fmt: skip
-_SPINNING_UP = replace(
-    _SB3,
+_CLEANRL_CONTINUOUS = _CLEANRL_CLASSIC.with_updates({
+    "name": "compat-cleanrl-ppo-continuous", "env.id": "envpool:HalfCheetah-v4", "env.num_envs": 1,
+    "action.squash": "clip", "ppo.num_steps": 2048, "ppo.policy_epochs": 10, "ppo.value_epochs": 10,
+    "ppo.num_minibatches": 32, "ppo.learning_rate": 3e-4, "ppo.entropy_coef": 0.0,
+    "reward_norm.per": "step", "reward_norm.reset_at": "termination",
+    "obs_norm.statistics": "moments", "obs_norm.from_first_rollout": False,
+    "total_env_steps": 1_000_000,
+})  # fmt: skip
+_BASELINES_MUJOCO = _CLEANRL_CONTINUOUS.with_updates({
+    "name": "compat-baselines-ppo-mujoco", "ppo.adam_eps_hat": True, "ppo.advantage_std": "biased",
+    "reward_norm": RewardNormConfig(per="step"),
+})  # fmt: skip
+_SB3 = _CLEANRL_CLASSIC.with_updates({
+    "name": "compat-sb3-ppo", "budget_rounding": "up", "env.num_envs": 1, "ppo.num_steps": 2048,
+    "ppo.bootstrap_truncation": True, "ppo.policy_epochs": 10, "ppo.value_epochs": 10,
+    "ppo.num_minibatches": 32, "ppo.learning_rate": 3e-4, "ppo.schedule": "constant",
+    "ppo.entropy_coef": 0.0, "ppo.value_clip": None, "ppo.value_coef": 1.0,
+    "total_env_steps": 100_000,
+})  # fmt: skip
+_SPINNING_UP = Config(
     name="compat-spinningup-ppo",
     env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
     model=ModelConfig(
@@ -282,8 +232,7 @@ _SPINNING_UP = replace(
     ),
     total_env_steps=1_000_000,
 )  # fmt: skip
-_MVA = replace(
-    _SPINNING_UP,
+_MVA = Config(
     name="compat-mva-ppo",
     env=EnvConfig(id="envpool:InvertedPendulum-v5", num_envs=1),
     model=_CLASSIC_PPO.model,
@@ -298,12 +247,10 @@ _MVA = replace(
     total_env_steps=100_000,
 )  # fmt: skip
 
-_RECURRENT_PPO = replace(
-    _CLASSIC_PPO,
-    env=EnvConfig(id="envpool:CartPole-v1", num_envs=16),
-    model=replace(_CLASSIC_PPO.model, memory="lstm", memory_size=64),
-    ppo=replace(_CLASSIC_PPO.ppo, num_minibatches=4, minibatch_by="segments"),
-)
+_RECURRENT_PPO = _CLASSIC_PPO.with_updates({
+    "env.num_envs": 16, "model.memory": "lstm", "model.memory_size": 64, "ppo.num_minibatches": 4,
+    "ppo.minibatch_by": "segments",
+})  # fmt: skip
 _RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4, minibatch_by="segments")
 
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
@@ -360,14 +307,13 @@ def _task_presets() -> list[Preset]:
     """Return `<environment>-ppo` and `<environment>-ppg` for every environment."""
     presets = []
     for task, (ppo, aux, changes) in _TASKS.items():
-        ppo = ppo.with_updates(changes)
+        ppo = ppo.with_updates({"name": f"{task}-ppo", **changes})
+        ppg = ppo.with_updates({"name": f"{task}-ppg", "aux": aux})
         env = ppo.env.id.partition(":")[2] + ", no velocities" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
-        task_text = f"on {env}, {steps}"
-        ppo, ppg = replace(ppo, name=f"{task}-ppo"), replace(ppo, name=f"{task}-ppg", aux=aux)
         presets += [
-            Preset(ppo, f"PPO {task_text}", "ours"),
-            Preset(ppg, f"PPG {task_text}", "ours", parent=ppo.name),
+            Preset(ppo, f"PPO on {env}, {steps}", "ours"),
+            Preset(ppg, f"PPG on {env}, {steps}", "ours", parent=ppo.name),
         ]
     return presets
 
