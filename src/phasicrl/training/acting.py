@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from phasicrl.config import Config, Precision
 from phasicrl.envs.checks import MASK
@@ -22,8 +22,7 @@ from phasicrl.runs.directory import WeightsKind
 from phasicrl.spaces import ActionLayout, ObservationLayout, get_part, map_leaves
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+from phasicrl.training.evaluation import AgentInput, choose_actions
 
 
 class TrainedAgent:
@@ -79,13 +78,9 @@ class TrainedAgent:
                 number of environments changes without a reset.
         """
         inputs, is_batch = self._read(obs, mask)
-        if self.network.state_size:  # a separate value network has a memory, too
-            output = self.network(*inputs, precision=self._precision)
-            policy, self._state = output.policy, output.state
-        else:
-            policy, _ = self.network.policy(*inputs, precision=self._precision)
+        generator = None if deterministic else self._generator
+        _, action, self._state = choose_actions(self.network, inputs, generator, self._precision)
         self._first = torch.zeros_like(self._first)
-        action = policy.mode() if deterministic else policy.sample(self._generator)
         flat = self.network.policy_head.env_action(action[:, 0]).numpy()
         actions = self._actions.unflatten(flat)
         return actions if is_batch else map_leaves(self.action_space, lambda x: x[0], actions)
@@ -94,18 +89,19 @@ class TrainedAgent:
     def value(self, obs: Any) -> Any:
         """Return the value of an observation, or values `[B]`, in units of normalized rewards."""
         (obs, first, state, _), is_batch = self._read(obs, None, needs_mask=False)
-        value = self.network.value(obs, first, state, precision=self._precision)[:, 0].numpy()
+        steps = (obs.unsqueeze(1), first.unsqueeze(1), state)
+        value = self.network.value(*steps, precision=self._precision)[:, 0].numpy()
         return value if is_batch else float(value[0])
 
     @torch.inference_mode()
     def distribution(self, obs: Any, *, mask: Any = None) -> Policy:
         """Return the action distributions `[B]`, see `act`; B is 1 for one observation."""
         inputs, _ = self._read(obs, mask)
-        policy, _ = self.network.policy(*inputs, precision=self._precision)
+        policy, *_ = choose_actions(self.network, inputs, None, self._precision)
         return self.network.policy_head.distribution(policy.dist_params[:, 0])
 
-    def _read(self, obs: Any, mask: Any, *, needs_mask: bool = True) -> tuple[Inputs, bool]:
-        """Convert observations and masks to the networks' inputs, and return whether a batch is."""
+    def _read(self, obs: Any, mask: Any, *, needs_mask: bool = True) -> tuple[AgentInput, bool]:
+        """Convert observations and masks to inputs, and return whether they are a batch."""
         if mask is None and isinstance(obs, Mapping):
             mask = obs.get(MASK)
         if self._components is not None:
@@ -122,14 +118,14 @@ class TrainedAgent:
         elif len(self._first) != num_envs:
             given = f"{num_envs} observations are given after {len(self._first)}"
             raise ValueError(f"{given}; expected as many. Call reset() first")
-        stored = torch.from_numpy(self._layout.pack(obs, num_envs)).unsqueeze(1)
+        stored = torch.from_numpy(self._layout.pack(obs, num_envs))
         masks = None
         if needs_mask and self._mask_size:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
-            rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
-            masks = torch.from_numpy(rows).unsqueeze(1)
-        return (stored, self._first.unsqueeze(1), self._state, masks), is_batch
+            rows = [flatten_mask(self.action_space, each) for each in mask]
+            masks = torch.from_numpy(np.stack(rows))
+        return AgentInput(stored, self._first, self._state, masks), is_batch
 
 
 def load(

@@ -193,14 +193,10 @@ def evaluate(
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
                 finished = run_agent(
-                    agent,
-                    envs,
-                    episodes=episodes,
-                    policy=policy,
-                    seed=seed,
+                    agent, envs, episodes=episodes, policy=policy, seed=seed,
                     on_step=None if table is None else partial(table.add, which),
                     precision=saved.config.compute.policy_precision,
-                )
+                )  # fmt: skip
             results.append(Evaluation(policy, *finished, levels=which))
     if json is not None:
         rows = [result.to_dict() for result in results]

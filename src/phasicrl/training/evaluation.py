@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Config, EnvConfig, EvaluatedLevels, Levels, PolicyKind, Precision
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.envs.protocol import TIME_LIMIT, TimeStep, VectorEnv
-from phasicrl.models.agent import Agent, AgentOutput
+from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.seeding import derive_seed
 
@@ -163,8 +163,8 @@ class AgentInput(NamedTuple):
 
 OnLast = Callable[[Tensor, Tensor], None]
 """Callback when episodes end: observations `[B, …]`, final where one ended, and ends `[B]`."""
-OnChoice = Callable[[AgentInput, AgentOutput, Tensor], None]
-"""Callback before each step, with the inputs, the agent's output and actions `[B, 1, …]`."""
+OnChoice = Callable[[AgentInput, Policy, Tensor], None]
+"""Callback before each step, with inputs, distributions `[B, 1]` and actions `[B, 1, …]`."""
 Act = Callable[[AgentInput], tuple[Tensor, Tensor]]
 """Function that maps inputs to environment actions `[B, …]` and the next memory state `[B, H]`."""
 
@@ -207,10 +207,36 @@ def run_episodes(
     return Episodes(returns, lengths)
 
 
+def choose_actions(
+    agent: Agent, inputs: AgentInput, generator: Generator | None, precision: Precision
+) -> tuple[Policy, Tensor, Tensor]:
+    """Choose an agent's actions for one step of B environments.
+
+    Args:
+        agent: policy and value networks.
+        inputs: inputs of the policy.
+        generator: random generator of sampled actions; None for the most likely actions.
+        precision: precision of the encoders.
+
+    Returns:
+        Distributions `[B, 1]`, actions `[B, 1, …]`, and the next memory state `[B, H]`.
+    """
+    obs, first, state, mask = inputs
+    steps = (obs.unsqueeze(1), first.unsqueeze(1), state,
+             None if mask is None else mask.unsqueeze(1))  # fmt: skip
+    if agent.state_size:  # a separate value network has a memory, too
+        output = agent(*steps, precision=precision)
+        policy, state = output.policy, output.state
+    else:
+        policy, state = agent.policy(*steps, precision=precision)
+    action = policy.mode() if generator is None else policy.sample(generator)
+    return policy, action, state
+
+
 @torch.inference_mode()
 def run_agent(
     agent: Agent, envs: VectorEnv, *, episodes: int, policy: PolicyKind, seed: int,
-    on_choice: OnChoice | None = None, on_step: OnStep | None = None,
+    on_choice: OnChoice = lambda *_: None, on_step: OnStep | None = None,
     on_last: OnLast = lambda obs, ended: None, precision: Precision = "fp32",
 ) -> Episodes:  # fmt: skip
     """Run episodes of an agent until every environment has finished its number of episodes.
@@ -226,22 +252,13 @@ def run_agent(
         on_last: callback at the ends of episodes, see `OnLast`.
         precision: precision of the encoders.
     """
-    generator = Generator().manual_seed(seed)
+    generator = None if policy == "greedy" else Generator().manual_seed(seed)
     chosen: list[Any] = []  # distributions and actions of the latest step
 
     def act(inputs: AgentInput) -> tuple[Tensor, Tensor]:
-        obs, first, state, mask = inputs
-        arguments = (obs.unsqueeze(1), first.unsqueeze(1), state,
-                     None if mask is None else mask.unsqueeze(1))  # fmt: skip
-        output = None if on_choice is None else agent(*arguments, precision=precision)
-        if output is None:  # values are not needed
-            distribution, state = agent.policy(*arguments, precision=precision)
-        else:
-            distribution, state = output.policy, output.state
-        action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
+        distribution, action, state = choose_actions(agent, inputs, generator, precision)
         chosen[:] = distribution, action
-        if on_choice is not None and output is not None:
-            on_choice(inputs, output, action)
+        on_choice(inputs, distribution, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
     def call_on_step(step: TimeStep, tracker: EpisodeTracker) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import ActionConfig, ModelConfig
-from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
 
 pytest.importorskip("PIL", reason="needs the extra `lab`")
@@ -39,9 +38,9 @@ def drawn(
     """Draw the strip of the second of two environments; the first has other numbers."""
     policy = head.distribution(torch.stack([dist_params.flip(0), dist_params]).unsqueeze(1))
     actions = torch.stack([torch.zeros_like(action), action]).unsqueeze(1)
-    said = AgentOutput(policy, torch.tensor([[9.0], [value]]), None, torch.zeros(2, 0))
+    values = torch.tensor([[9.0], [value]])
     strip = Overlay(SimpleNamespace(policy_head=head)).draw(  # type: ignore[arg-type]
-        said, actions, torch.tensor([9.0, so_far]), 1, WIDTH
+        policy, values, actions, torch.tensor([9.0, so_far]), 1, WIDTH
     )
     assert strip.shape == (6 * UNIT, WIDTH, 3)
     return strip

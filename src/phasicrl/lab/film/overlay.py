@@ -44,12 +44,13 @@ class Overlay:
         self._low, self._high = low.where(finite, -3.0), high.where(finite, 3.0)
 
     def draw(
-        self, output: Any, action: Tensor, returns: Tensor, index: int, width: int
+        self, policy: Any, value: Tensor, action: Tensor, returns: Tensor, index: int, width: int
     ) -> np.ndarray:
         """Draw the strip of environment `index`, `[H, width, 3]` bytes.
 
         Args:
-            output: output of the agent for all environments, `[B, 1]`.
+            policy: distributions of the actions, `[B, 1]`.
+            value: values, `[B, 1]`.
             action: actions before squash and clip, `[B, 1, …]`.
             returns: returns of the episodes so far, `[B]`.
             index: index of the environment.
@@ -61,10 +62,10 @@ class Overlay:
         strip = Image.new("RGB", (width, 6 * unit), _BACKGROUND)
         draw, font = ImageDraw.Draw(strip), _load_font(unit)
         draw.text((unit / 2, unit / 3), f"return {float(returns[index]):.6g}", _INK, font)
-        draw.text((width / 2, unit / 3), f"value {float(output.value[index]):.4g}", _INK, font)
+        draw.text((width / 2, unit / 3), f"value {float(value[index]):.4g}", _INK, font)
         top, bottom = 2 * unit, 5.5 * unit
         row = action[index, 0].reshape(-1)
-        log_probs, mean, std = self._head.split_dist_params(output.policy.dist_params[index, 0])
+        log_probs, mean, std = self._head.split_dist_params(policy.dist_params[index, 0])
         gauges = self._place_gauges(row, mean, std)
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
         probabilities = log_probs.exp().tolist()[: _MAX_BARS - len(gauges)]
