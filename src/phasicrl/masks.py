@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from phasicrl.spaces import KeyPath, count_choices, format_location
 
 
-def flatten_mask(space: gym.Space[Any], mask: Any) -> np.ndarray:
+def flatten_mask(space: Space[Any], mask: Any) -> np.ndarray:
     """Flatten an environment's mask to `[sum(count_choices(space))]` bool, true where allowed.
 
     Args:
@@ -37,49 +37,40 @@ def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, 
     return int(index), int(component)
 
 
-def _flatten_part(space: gym.Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
+def _flatten_part(space: Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
     """Flatten the mask of the part of a space at `path`."""
     size = sum(count_choices(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
-    given, flat = f"a {type(mask).__name__}", _to_array(mask)
-    if flat is not None:
-        given = f"shape {flat.shape}"
-        if not np.isin(flat, (0, 1)).all():
-            raise ValueError(
-                f"an action mask with values {np.unique(flat)}{format_location(path)}; "
-                "expected True and False, or 1 and 0"
-            )
-        if flat.shape == (size,):
-            return flat.astype(bool)
+    flat, location = _to_array(mask), format_location(path)
+    if flat is not None and not np.isin(flat, (0, 1)).all():
+        given = f"an action mask with values {np.unique(flat)}{location}"
+        raise ValueError(f"{given}; expected True and False, or 1 and 0")
+    if flat is not None and flat.shape == (size,):
+        return flat.astype(bool)
     masks = None if flat is not None and flat.ndim == 1 else _split_mask(space, mask)
     if masks is None:
-        has_parts = size and not isinstance(space, gym.spaces.Discrete)
+        given = f"a {type(mask).__name__}" if flat is None else f"shape {flat.shape}"
+        has_parts = size and not isinstance(space, Discrete)
         parts = ", or one mask for each part of the space" if has_parts else ""
-        raise ValueError(
-            f"an action mask of {given}{format_location(path)}; "
-            f"expected for {space}: shape ({size},){parts}"
-        )
+        expected = f"expected for {space}: shape ({size},){parts}"
+        raise ValueError(f"an action mask of {given}{location}; {expected}")
     return np.concatenate([_flatten_part(part, each, (*path, key)) for key, part, each in masks])
 
 
-def _split_mask(
-    space: gym.Space[Any], mask: Any
-) -> list[tuple[str | int, gym.Space[Any], Any]] | None:
+def _split_mask(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any], Any]] | None:
     """Return the parts of a space with their masks; None if the mask has another structure."""
-    if isinstance(space, gym.spaces.Dict):
+    if isinstance(space, Dict):
         required = {key for key, part in space.spaces.items() if count_choices(part)}
         if not isinstance(mask, Mapping) or not required <= set(mask) <= set(space.spaces):
             return None
         return [(key, part, mask.get(key)) for key, part in space.spaces.items()]
-    if isinstance(space, gym.spaces.Tuple):
+    if isinstance(space, Tuple):
         parts = list(space.spaces)
-    elif isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
-        parts = [gym.spaces.Discrete(width) for width in count_choices(space)]
+    elif isinstance(space, (MultiDiscrete, MultiBinary)):
+        parts = [Discrete(width) for width in count_choices(space)]
         for size in space.shape[1:]:  # several axes: sequences of sequences
-            if not _is_sequence(mask):
-                return None
-            if not all(_is_sequence(row) and len(row) == size for row in mask):
+            if not _is_sequence(mask) or not all(_is_sequence(x) and len(x) == size for x in mask):
                 return None
             mask = [component for row in mask for component in row]
     else:

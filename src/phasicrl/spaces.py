@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,36 +30,28 @@ KeyPath = tuple[str | int, ...]
 """Path of a part in a tree of `Dict` spaces (keys) and `Tuple` spaces (indices)."""
 
 
-_KINDS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+_KINDS = (Box, Discrete, MultiDiscrete, MultiBinary)
 
 
-def leaves(space: gym.Space[Any], path: KeyPath = ()) -> list[tuple[KeyPath, gym.Space[Any]]]:
+def leaves(space: Space[Any], path: KeyPath = ()) -> list[tuple[KeyPath, Space[Any]]]:
     """Return the parts of a space that are neither `Dict` nor `Tuple`, with their paths."""
     if not _is_tree(space):
         return [(path, space)]
     return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
 
 
-def count_choices(space: gym.Space[Any]) -> tuple[int, ...]:
+def count_choices(space: Space[Any]) -> tuple[int, ...]:
     """Return the number of choices of each discrete component of an action space, as a tuple.
 
     `Discrete(5)` has (5,), `MultiBinary(2)` has (2, 2), `Box` has (). The sum is the width of an
     action mask.
     """
-    widths: list[int] = []
-    for _, leaf in leaves(space):
-        if isinstance(leaf, gym.spaces.Discrete):
-            widths.append(int(leaf.n))
-        elif isinstance(leaf, gym.spaces.MultiDiscrete):
-            widths += [int(n) for n in leaf.nvec.flatten()]
-        elif isinstance(leaf, gym.spaces.MultiBinary):
-            widths += [2] * math.prod(leaf.shape)
-    return tuple(widths)
+    return tuple(int(n) for _, leaf in leaves(space) for n in _num_choices(leaf).flat if n)
 
 
-def is_image(space: gym.Space[Any]) -> bool:
+def is_image(space: Space[Any]) -> bool:
     """Return whether a part of an observation is an image: uint8 with three axes."""
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
 def describe_spaces(envs: Any) -> dict[str, str]:
@@ -71,16 +63,14 @@ def describe_spaces(envs: Any) -> dict[str, str]:
     for name in ("observation_space", "action_space"):
         for path, leaf in leaves(getattr(envs, name)):
             text = str(leaf)
-            if isinstance(leaf, gym.spaces.Box):
+            if isinstance(leaf, Box):
                 bounds = f"from {leaf.low_repr} to {leaf.high_repr}"
                 text = f"Box{leaf.shape} of {leaf.dtype} {bounds}"
             parts[format_path((name, *path))] = " ".join(text.split())
     return parts
 
 
-def check_spaces(
-    name: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> None:
+def check_spaces(name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
     """Check that networks can read the observations and choose the actions of these spaces.
 
     Raises:
@@ -90,13 +80,13 @@ def check_spaces(
         given = f"{name}: observation_space{format_location(path)} is"
         if not isinstance(leaf, _KINDS):
             raise ValueError(f"{given} {leaf}; expected {SUPPORTED_OBSERVATIONS}")
-        if isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
+        if isinstance(leaf, Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
             raise ValueError(
                 f"{given} a Box{leaf.shape} of uint8; expected height × width × channels. "
                 "Fold a stack of images into the channels (gymnasium.wrappers.ReshapeObservation)"
             )
     for path, leaf in leaves(action_space):
-        is_box = isinstance(leaf, gym.spaces.Box)
+        is_box = isinstance(leaf, Box)
         if not isinstance(leaf, _KINDS) or (is_box and np.dtype(leaf.dtype).kind != "f"):
             given = f"{name}: action_space{format_location(path)} is {leaf}"
             remedy = ". Write a Box of integers as a MultiDiscrete" * is_box
@@ -119,7 +109,7 @@ class ObservationLeaf:
     """
 
     path: KeyPath
-    space: gym.Space[Any]
+    space: Space[Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     columns: slice
@@ -146,7 +136,7 @@ class ObservationLayout:
         space: observation space that passes `check_spaces`.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: Space[Any]) -> None:
         self.space = space
         self.is_tree = _is_tree(space)
         parts: list[ObservationLeaf] = []
@@ -208,7 +198,7 @@ class ObservationLayout:
         index beyond a network's weights. None if all are valid.
         """
         for leaf in self.leaves:
-            if leaf.dtype == np.uint8 and isinstance(leaf.space, gym.spaces.Box):
+            if leaf.dtype == np.uint8 and isinstance(leaf.space, Box):
                 continue
             values = stored
             if self.is_tree:
@@ -226,16 +216,6 @@ class ObservationLayout:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _ActionLeaf:
-    """Part of an action, with its columns in the flat action and its first choice, `start`."""
-
-    path: KeyPath
-    space: gym.Space[Any]
-    columns: slice
-    start: np.ndarray | None
-
-
 class ActionLayout:
     """Translation of flat actions to the structure of an action space.
 
@@ -249,21 +229,18 @@ class ActionLayout:
         dtype: dtype of flat actions, int64 or float32.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: Space[Any]) -> None:
         self.space = space
-        self._leaves: list[_ActionLeaf] = []
+        # Parts with their paths, and their columns in a flat action.
+        self._leaves: list[tuple[KeyPath, Space[Any], slice]] = []
         num_choices, names = [], []
         for path, leaf in leaves(space):
-            is_box, shape = isinstance(leaf, gym.spaces.Box), leaf.shape or ()
-            size = math.prod(shape)
-            start = None if is_box else _start(leaf)
-            columns = slice(len(names), len(names) + size)
-            self._leaves.append(_ActionLeaf(path, leaf, columns, start))
-            per_component = 0 if is_box else _num_choices(leaf)
-            num_choices.append(np.broadcast_to(per_component, shape).reshape(-1))
+            size = math.prod(leaf.shape or ())
+            self._leaves.append((path, leaf, slice(len(names), len(names) + size)))
+            num_choices.append(_num_choices(leaf).reshape(-1))
             names += [path if size == 1 else (*path, index) for index in range(size)]
-        has_box = any(isinstance(leaf.space, gym.spaces.Box) for leaf in self._leaves)
-        is_plain = isinstance(space, gym.spaces.Discrete)
+        has_box = any(isinstance(leaf, Box) for _, leaf, _ in self._leaves)
+        is_plain = isinstance(space, Discrete)
         self.shape: tuple[int, ...] = () if is_plain else (len(names),)
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if has_box else np.int64)
         self._num_choices = np.concatenate(num_choices)  # [K], zero for components of a Box
@@ -276,24 +253,24 @@ class ActionLayout:
         """Convert flat actions `[B, *shape]` to copies `[B, …]` in the space's structure."""
         num = len(action)
         if not self.shape:  # the most frequent case
-            return (action + self._leaves[0].start).astype(self.space.dtype)
+            return (action + _start(self.space)).astype(self.space.dtype)
         rows = action.reshape(num, len(self._names))
         values: dict[KeyPath, np.ndarray] = {}
-        for leaf in self._leaves:
-            part = rows[:, leaf.columns].reshape(num, *(leaf.space.shape or ()))
-            if leaf.start is not None:
-                part = part.astype(np.int64, copy=False) + leaf.start
-            values[leaf.path] = part.astype(leaf.space.dtype)
+        for path, leaf, columns in self._leaves:
+            part = rows[:, columns].reshape(num, *(leaf.shape or ()))
+            if not isinstance(leaf, Box):
+                part = part.astype(np.int64, copy=False) + _start(leaf)
+            values[path] = part.astype(leaf.dtype)
         return assemble(self.space, values)
 
     def describe_out_of_bounds(self, action: np.ndarray) -> str:
         """Describe the first number of flat actions `[B, K]` beyond its `Box`; "" if none is."""
-        for leaf in self._leaves:
-            if isinstance(leaf.space, gym.spaces.Box):
-                part = get_part(self.unflatten(action), leaf.path)
-                beyond = part[(part < leaf.space.low) | (part > leaf.space.high)]
+        for path, leaf, _ in self._leaves:
+            if isinstance(leaf, Box):
+                part = get_part(self.unflatten(action), path)
+                beyond = part[(part < leaf.low) | (part > leaf.high)]
                 if beyond.size:
-                    return f"{beyond[0]}{format_location(leaf.path)} is outside of {leaf.space}"
+                    return f"{beyond[0]}{format_location(path)} is outside of {leaf}"
         return ""
 
     def check(
@@ -348,22 +325,22 @@ class ActionLayout:
         raise ValueError(f"{name}: {given} {text.format(last=self._num_choices[i] - 1)}")
 
 
-def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
+def as_float32(space: Space[Any]) -> Space[Any]:
     """Return a copy of the space whose floating dtypes are float32."""
-    if isinstance(space, gym.spaces.Dict):
-        return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
-    if isinstance(space, gym.spaces.Tuple):
-        return gym.spaces.Tuple([as_float32(part) for part in space.spaces])
+    if isinstance(space, Dict):
+        return Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
+    if isinstance(space, Tuple):
+        return Tuple([as_float32(part) for part in space.spaces])
     others = (np.float16, np.float64, np.longdouble)
-    if not (isinstance(space, gym.spaces.Box) and space.dtype in others):
+    if not (isinstance(space, Box) and space.dtype in others):
         return space
     limit = np.finfo(np.float32).max
     bounds = np.stack([space.low, space.high])
     low, high = np.where(np.isinf(bounds), bounds, bounds.clip(-limit, limit)).astype(np.float32)
-    return gym.spaces.Box(low, high, space.shape, np.float32)
+    return Box(low, high, space.shape, np.float32)
 
 
-def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
+def map_leaves(space: Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to every leaf of a value that has the structure of `space`.
 
     Raises:
@@ -374,7 +351,7 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
     return assemble(space, {path: function(get_part(tree, path)) for path, _ in leaves(space)})
 
 
-def find_extra_keys(space: gym.Space[Any], obs: Any, path: KeyPath = ()) -> list[str]:
+def find_extra_keys(space: Space[Any], obs: Any, path: KeyPath = ()) -> list[str]:
     """Return the paths of an observation's entries that a `Dict` in its space lacks."""
     if not _is_tree(space):
         return []
@@ -394,22 +371,22 @@ def format_location(path: KeyPath) -> str:
     return f" (at {format_path(path)!r})" if path else ""
 
 
-def _is_tree(space: gym.Space[Any]) -> bool:
-    return isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple))
+def _is_tree(space: Space[Any]) -> bool:
+    return isinstance(space, (Dict, Tuple))
 
 
-def _parts(space: gym.Space[Any]) -> list[tuple[str | int, gym.Space[Any]]]:
+def _parts(space: Space[Any]) -> list[tuple[str | int, Space[Any]]]:
     """Return the parts of a `Dict` or `Tuple` with their keys."""
     parts: Any = space
-    return list(parts.items() if isinstance(space, gym.spaces.Dict) else enumerate(parts))
+    return list(parts.items() if isinstance(space, Dict) else enumerate(parts))
 
 
-def assemble(space: gym.Space[Any], values: Mapping[KeyPath, Any], path: KeyPath = ()) -> Any:
+def assemble(space: Space[Any], values: Mapping[KeyPath, Any], path: KeyPath = ()) -> Any:
     """Arrange the values of leaves in the structure of a space."""
     if not _is_tree(space):
         return values[path]
     parts = [(key, assemble(part, values, (*path, key))) for key, part in _parts(space)]
-    return dict(parts) if isinstance(space, gym.spaces.Dict) else tuple(value for _, value in parts)
+    return dict(parts) if isinstance(space, Dict) else tuple(value for _, value in parts)
 
 
 def get_part(tree: Any, path: KeyPath) -> Any:
@@ -429,11 +406,11 @@ def get_part(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def _stored_dtype(leaf: gym.Space[Any]) -> np.dtype[Any]:
+def _stored_dtype(leaf: Space[Any]) -> np.dtype[Any]:
     """Return the dtype in which a part of an observation is stored."""
-    if isinstance(leaf, gym.spaces.Box):
+    if isinstance(leaf, Box):
         return np.dtype(np.uint8 if leaf.dtype == np.uint8 else np.float32)
-    return np.dtype(np.uint8 if isinstance(leaf, gym.spaces.MultiBinary) else np.int64)
+    return np.dtype(np.uint8 if isinstance(leaf, MultiBinary) else np.int64)
 
 
 def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
@@ -464,13 +441,14 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         raise ValueError(f"{given}, which is too large for float32") from None
 
 
-def _start(space: gym.Space[Any]) -> np.ndarray:
+def _start(space: Space[Any]) -> np.ndarray:
     """Return the number from which a discrete space counts; zero for others."""
     return np.asarray(getattr(space, "start", 0), dtype=np.int64)
 
 
-def _num_choices(space: gym.Space[Any]) -> np.ndarray:
-    """Return the number of choices in a discrete space, for each component or for all of them."""
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return np.asarray(space.nvec, dtype=np.int64)
-    return np.asarray(space.n if isinstance(space, gym.spaces.Discrete) else 2, dtype=np.int64)
+def _num_choices(space: Space[Any]) -> np.ndarray:
+    """Return the number of choices of each component of a part; 0 in a space of other kinds."""
+    if isinstance(space, MultiDiscrete):
+        return space.nvec.astype(np.int64)
+    number = space.n if isinstance(space, Discrete) else 2 * isinstance(space, MultiBinary)
+    return np.full(space.shape or (), number, np.int64)
