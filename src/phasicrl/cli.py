@@ -76,9 +76,8 @@ class _CommonOptions:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     options, words = tyro.cli(
-        _CommonOptions, args=given, prog="phasicrl", return_unknown_args=True, add_help=False
+        _CommonOptions, args=arguments, prog="phasicrl", return_unknown_args=True, add_help=False
     )
     warnings.formatwarning = _format_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -114,13 +113,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int,
-    line: str | None = None,
-) -> str:  # fmt: skip
+    message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
+) -> str:
     """Format a warning of this package as one sentence, without the line of code."""
     if Path(filename).is_relative_to(Path(__file__).parent):
         return f"note: {escape_control_chars(str(message))}\n"
-    return _PLAIN_WARNING(message, category, filename, lineno, line)
+    return _PLAIN_WARNING(message, category, filename, *rest, **more)
 
 
 def all_commands() -> dict[str, Command]:
@@ -210,8 +208,7 @@ def parse_and_call(
 
     Parameters that have no text form, such as functions, keep their defaults, except `make_env`.
     """
-    kinds = (each.kind for each in inspect.signature(function).parameters.values())
-    if inspect.Parameter.VAR_KEYWORD in kinds:
+    if "user_objects" in inspect.signature(function).parameters:
         objects, words = _parse_objects(words)
         function = functools.partial(function, **objects)
     return tyro.cli(
@@ -402,17 +399,15 @@ def print_evaluations(results: list[Evaluation]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{len(results[0].returns)} episodes", title_justify="left")
-    columns = ("mean return", "95 % interval", "deviation", "median", "mean length")
-    table.add_column("policy")
-    for column in columns:
+    table = Table("policy", title=f"{len(results[0].returns)} episodes", title_justify="left")
+    for column in ("mean return", "95 % interval", "deviation", "median", "mean length"):
         table.add_column(column, justify="right")
     has_both = len({result.levels for result in results}) > 1
     for result in results:
         row: dict[str, Any] = result.to_dict()
-        interval = " … ".join(f"{bound:.2f}" for bound in row["interval_95"])
-        rest = (f"{row[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
         label = f"{result.policy}, {result.levels}" if has_both else result.policy
+        interval = "{:.2f} … {:.2f}".format(*row["interval_95"])
+        rest = (f"{row[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
         table.add_row(label, f"{result.mean_return:.2f}", interval, *rest)
     Console().print(table)
 
@@ -454,9 +449,7 @@ def _show_presets(pattern: str = "") -> None:
         for path, (old, new) in differences(preset.config, parent).items():
             lines.append(f"{path} {format_value(new)} [dim](was {format_value(old)})[/dim]")
         seeds, mean = TRAINED.get(name, (0, 0.0))
-        trained = (
-            f"trained: mean greedy return {mean:,g} over {seeds} seeds" if seeds else "untrained"
-        )
+        trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "untrained"
         text = f"{preset.summary}\n[dim]{preset.source}[/dim]\n{trained}"
         table.add_row(name, text, "\n".join(lines))
     Console().print(table)
