@@ -70,6 +70,8 @@ METRICS: dict[str, str] = {
     "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
 }
 """Meaning and unit of every metric, by name."""
+_SERIES = ("reward", "return", "entropy", "std_", "mean_", "action_")
+"""Prefixes of the columns of a table of steps that are written as time series."""
 
 
 class MetricsLog:
@@ -104,8 +106,7 @@ class MetricsLog:
                 if config.log.wandb:
                     self._sinks.append(_WandB(run_dir, config))
                 if config.log.tensorboard:
-                    resumed_at = None if saved is None else saved["env_steps"]
-                    self._sinks.append(_TensorBoard(run_dir, resumed_at))
+                    self._sinks.append(_TensorBoard(run_dir, self._state["env_steps"] + 1))
             self._close = undo.pop_all()
         # The clock starts last: opening the sinks takes seconds.
         self._started = monotonic()
@@ -279,49 +280,40 @@ class _Rows:
 
 
 class _TensorBoard:
-    """Writer of TensorBoard events into the run directory."""
+    """Writer of TensorBoard events into a directory.
+
+    Args:
+        folder: directory.
+        first_step: step from which on TensorBoard hides the events of earlier processes.
+    """
 
     name = "TensorBoard"
 
-    def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
+    def __init__(self, folder: Path, first_step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._summary, self._directory = Summary, run_dir
-        # TensorBoard hides the events of earlier processes from `purge_step` on.
-        purge_step = None if resumed_at is None else resumed_at + 1
-        self._writer = SummaryWriter(str(run_dir), purge_step=purge_step)
+        self._summary, self._folder = Summary, folder
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
 
-    def write(self, values: Values, env_steps: int) -> None:
-        """Write one TensorBoard event with all metrics, ten times faster than with `add_scalar`."""
-        self._write(self._writer, values, env_steps)
+    def write(self, values: Values, step: int) -> None:
+        """Write one TensorBoard event with all values, ten times faster than with `add_scalar`."""
+        scalar = self._summary.Value
+        scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
     def write_episode(self, steps: Path, env_steps: int) -> None:
         """Write time series of an episode, in a folder that TensorBoard shows as a run."""
-        from torch.utils.tensorboard.writer import SummaryWriter
-
-        folder = self._directory / "episodes" / f"{env_steps:012d}"
+        folder = self._folder / "episodes" / f"{env_steps:012d}"
         shutil.rmtree(folder, ignore_errors=True)
-        with closing(SummaryWriter(str(folder))) as writer, steps.open(newline="") as file:
+        with closing(_TensorBoard(folder, 1)) as writer, steps.open(newline="") as file:
             for row in csv.DictReader(file):
-                named = {f"episode/{name}": float(row[name]) for name in row if _is_series(name)}
-                self._write(writer, named, int(row["step"]))
-
-    def _write(self, writer: Any, values: Values, step: int) -> None:
-        """Write one TensorBoard event with these values."""
-        scalar = self._summary.Value
-        scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
-        writer._get_file_writer().add_summary(self._summary(value=scalars), step)
+                series = {f"episode/{x}": float(row[x]) for x in row if x.startswith(_SERIES)}
+                writer.write(series, int(row["step"]))
 
     def close(self) -> None:
         """Write remaining events, and close the file."""
         self._writer.close()
-
-
-def _is_series(column: str) -> bool:
-    """Return whether a column of a table of steps is written as a time series."""
-    names = ("reward", "return", "entropy")
-    return column in names or column.startswith(("std_", "mean_", "action_"))
 
 
 class _WandB:
