@@ -26,7 +26,7 @@ import tyro
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import parse_config
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import describe
+from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.training.run import Run
 
@@ -152,7 +152,8 @@ def main(
     deadline, results = time.monotonic() + 60 * minutes, results.resolve()
     for name in ("bench", "logs"):
         (results / name).mkdir(parents=True, exist_ok=True)
-    about = {"commit": find_commit(ROOT), **describe()}
+    about = {"commit": find_commit(ROOT), "processor": processor(), "cores": num_cores()}
+    about |= versions()
     (results / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     link_python(results / "venvs")
     for name, seconds, words in steps(cleanrl and cleanrl.resolve(), results, toy=toy):

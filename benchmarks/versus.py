@@ -45,7 +45,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.system.machine import describe, num_cores, package_version, processor
+from phasicrl.system.machine import num_cores, package_version, processor, versions
 from phasicrl.system.provenance import find_commit
 
 PEERS = Path(__file__).parent / "peers"
@@ -384,8 +384,8 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
 def describe_machine(venvs: Path, folders: dict[str, Path | None]) -> dict[str, Any]:
     """Return processor, cores, and the versions of ours and of the peers that are there."""
     found: dict[str, Any] = {
-        **describe(), "mujoco": package_version("mujoco"), "threads": num_cores(),
-        "commit": find_commit(PEERS) or "unknown",
+        "processor": processor(), "cores": num_cores(), "threads": num_cores(), **versions(),
+        "mujoco": package_version("mujoco"), "commit": find_commit(PEERS) or "unknown",
     }  # fmt: skip
     for name in ("sb3", "cleanrl", "purejaxrl"):
         if not (python := venvs / name / "bin" / "python").exists():

@@ -85,11 +85,10 @@ class RunDirectory:
         Raises:
             ValueError: the directory cannot be made.
         """
+        folder = Path(config.output_dir).expanduser()
         stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
-            path = Path(config.output_dir).expanduser() / (
-                stem if number == 1 else f"{stem}-{number}"
-            )
+            path = folder / (stem if number == 1 else f"{stem}-{number}")
             try:
                 path.mkdir(parents=True)
             except OSError as error:
@@ -208,8 +207,8 @@ class RunDirectory:
                 if (row := _read_row(line)) is None:
                     damaged = number
                     continue
-                kept = row.items() if not names else ((n, row[n]) for n in row if n in wanted)
-                values = {name: math.nan if x is None else x for name, x in kept}
+                kept = {name: row[name] for name in row if not names or name in wanted}
+                values = {name: math.nan if x is None else x for name, x in kept.items()}
                 if rows and rows[-1]["iteration"] == values["iteration"]:
                     rows[-1].update(values)
                 else:

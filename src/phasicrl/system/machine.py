@@ -53,11 +53,6 @@ def processor() -> str:
     return platform.processor()
 
 
-def describe() -> dict[str, str | int | None]:
-    """Return a dict with processor, number of cores and versions, for results of benchmarks."""
-    return {"processor": processor(), "cores": num_cores(), **versions()}
-
-
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of required packages; None for a missing package."""
     packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
