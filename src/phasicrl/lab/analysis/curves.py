@@ -130,11 +130,14 @@ class Arm(NamedTuple):
 def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
     """Return run directories, with those of its trials in place of a sweep's directory.
 
+    Args:
+        paths: absolute paths of run directories and of sweeps.
+
     Raises:
         ValueError: a sweep has no run with data yet.
     """
     runs: list[Path] = []
-    for path in dict.fromkeys(path.expanduser().resolve() for path in paths):
+    for path in dict.fromkeys(paths):
         if not (trials := [*path.glob("*/trial.json")]):
             runs.append(path)
             continue
@@ -168,11 +171,12 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     if not paths:
         raise ValueError("runs is empty; give at least one run directory")
     points: dict[Path, Points] = {}
-    for run in expand_sweeps(paths):
+    given = [path.expanduser().resolve() for path in paths]
+    for run in expand_sweeps(given):
         try:
             points[run] = smooth(_read_points(run, metric), smooth_steps)
         except ValueError as error:
-            if run in [path.expanduser().resolve() for path in paths]:
+            if run in given:
                 raise
             warnings.warn(f"{error}. It is left out", stacklevel=2)
     if not points:
