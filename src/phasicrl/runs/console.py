@@ -11,7 +11,7 @@ from time import monotonic
 from typing import IO, TextIO, TypeAlias
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, Task, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from phasicrl.config import Config
 from phasicrl.config_io import escape_control_chars
@@ -65,19 +65,15 @@ class Display:
             console=console, auto_refresh=False, expand=True, disable=self.kind != "live",
             speed_estimate_period=_SPEED_SECONDS, get_time=monotonic,
         )  # fmt: skip
-        total = config.budget
-        self._id = self._bar.add_task("", start=False, total=total, completed=env_steps, speed="-")
-
-    @property
-    def _task(self) -> Task:
-        return self._bar.tasks[0]
+        self._bar.add_task("", start=False, total=config.budget, completed=env_steps, speed="-")
+        self._task = self._bar.tasks[0]
 
     def show_stage(self, stage: str) -> None:
         """Show the stage of the iteration; the first call starts the clock."""
         if not self._task.started:
-            self._bar.start_task(self._id)
-            self._bar.advance(self._id, 0)  # the sample from which the speed is measured
-        self._bar.update(self._id, description=stage)
+            self._bar.start_task(self._task.id)
+            self._bar.advance(self._task.id, 0)  # the sample from which the speed is measured
+        self._bar.update(self._task.id, description=stage)
         if self.kind == "live" and monotonic() - self._shown_at >= _BAR_SECONDS:
             self._bar.start()  # does nothing from the second time on
             self._bar.refresh()
@@ -86,9 +82,9 @@ class Display:
     def show_metrics(self, values: Values, env_steps: int) -> None:
         """Show the metrics of an iteration, and those of the last auxiliary phase."""
         self._values.update(values)
-        self._bar.update(self._id, completed=env_steps)
+        self._bar.update(self._task.id, completed=env_steps)
         speed = f"{self._task.speed or 0:,.0f}"
-        self._bar.update(self._id, speed=speed)
+        self._bar.update(self._task.id, speed=speed)
         pairs = ((label, self._values.get(name)) for label, name in _COLUMNS)
         metrics = [f"{label} {_format(value)}" for label, value in pairs if value is not None]
         self._bar.metrics = "  ".join(metrics)
@@ -117,8 +113,8 @@ class Display:
     def close(self) -> None:
         """Show the last state and restore the terminal."""
         self._print_line()
-        is_over = self._task.finished
-        self._bar.update(self._id, description="finished" if is_over else "stopped")
+        description = "finished" if self._task.finished else "stopped"
+        self._bar.update(self._task.id, description=description)
         if self._bar.live.is_started:
             self._bar.stop()
 

@@ -145,8 +145,7 @@ class MetricsLog:
 
     def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
         """Append a row to a file, with null for NaN and infinity; return the values in order."""
-        own = (name for name in record if name not in METRICS)
-        values = {name: float(record[name]) for name in (*METRICS, *own) if name in record}
+        values = {name: float(record[name]) for name in {**METRICS, **record} if name in record}
         if (file := self._files.get(name)) is not None:
             seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
             self._state["seconds"] = seconds
