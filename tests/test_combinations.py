@@ -13,10 +13,12 @@ import torch
 from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets
+from phasicrl.presets import get_preset
 from phasicrl.rollout import Samples
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.run import Run
+from tests.corridor import corridor
 from tests.helpers import Levers, tiny, tiny_aux
 
 FLAGS = ("memory", "mask", "ppg", "discrete")
@@ -48,6 +50,20 @@ def test_every_combination_trains_and_evaluates(
     assert (played.action_mask is not None) == mask
     if played.action_mask is not None:
         assert not played.action_mask[..., 2].any() and played.action_mask[..., :2].all()
+
+
+@pytest.mark.parametrize(
+    "name", ["procgen-ppg", "cartpole-ppg", "hopper-ppg", "atari-ppg", "compat-cleanrl-ppo"]
+)
+def test_presets_take_a_memory_without_another_option(tmp_path: Path, name: str) -> None:
+    sizes = {"env.num_envs": 32, "ppo.num_steps": 4, "aux.every": 2, "ppo.policy_epochs": 1,
+             "ppo.value_epochs": 1, "total_env_steps": 256}  # fmt: skip
+    network = {"model.encoder": "mlp", "model.hidden_sizes": (8,), "model.memory_size": 8}
+    quiet = {"compute.device": "cpu", "log.console": "off", "log.tensorboard": False,
+             "output_dir": str(tmp_path)}  # fmt: skip
+    config = get_preset(name).with_updates(sizes | network | quiet | {"model.memory": "lstm"})
+    run = train(config, make_env=corridor)
+    assert run.iteration == 2 and run.buffer.rollouts.state.any()
 
 
 def slow_losses(run: Run, old_dist_params: torch.Tensor) -> list[float]:

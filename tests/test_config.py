@@ -390,6 +390,43 @@ def test_options_are_changed_by_their_paths_all_of_a_group_at_once() -> None:
         config.with_updates({"ppo.gama": 0.5})
 
 
+def test_a_memory_needs_no_other_option_or_names_all_of_them_at_once() -> None:
+    refused: list[str] = []
+    for name, preset in PRESETS.items():
+        changes: dict[str, Any] = {"model.memory": "lstm"}
+        try:
+            config = preset.config.with_updates(changes)
+        except ConfigError as error:
+            refused.append(name)
+            for problem in error.problems:
+                found = re.match(r"(\w+.num_minibatches) is .*, such as (\d+)", problem)
+                assert found, problem
+                changes[found[1]] = int(found[2])
+            config = preset.config.with_updates(changes)
+        for group in (config.ppo, config.aux):
+            assert config.get_minibatch_unit(group) == "segments"
+    assert {"hopper-ppg", "compat-sb3-ppo"} <= {*refused}
+    assert not {"procgen-ppg", "classic-ppg", "atari-ppo", "cartpole-ppo"} & {*refused}
+    with pytest.raises(ConfigError) as given:  # a unit that was asked for is not replaced
+        get_preset("hopper-ppo").with_updates({**changes, "ppo.minibatch_by": "transitions"})
+    assert [problem.split()[0] for problem in given.value.problems] == [
+        "ppo.minibatch_by", "ppo.num_minibatches",
+    ]  # fmt: skip
+
+
+def test_without_a_memory_presets_shuffle_what_their_sources_do() -> None:
+    units = {
+        name: (preset.config.get_minibatch_unit(preset.config.ppo), preset.config.aux.epochs
+               and preset.config.get_minibatch_unit(preset.config.aux))
+        for name, preset in PRESETS.items()
+    }  # fmt: skip
+    assert units["procgen-ppg"] == units["quickstart"] == ("segments", "segments")
+    assert units["compat-cleanrl-ppg"] == units["atari-ppg"] == ("transitions", "segments")
+    assert units["classic-ppg"] == units["hopper-ppg"] == ("transitions", "transitions")
+    assert units["compat-sb3-ppo"] == ("transitions", 0)
+    assert units["cartpole-masked-velocity-ppg"] == ("segments", "segments")
+
+
 def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_does() -> None:
     norms = {name: preset.config.obs_norm for name, preset in PRESETS.items()}
     first = {name: norm.from_first_rollout for name, norm in norms.items()

@@ -44,7 +44,7 @@ name seed total_env_steps stop_at_return output_dir init_from imports env.id env
 env.num_threads env.parallel env.options env.distribution env.num_levels model.value_path
 model.encoder model.channels model.hidden_sizes model.activation model.memory model.memory_size
 action.std action.squash ppo.num_steps ppo.gamma ppo.gae_lambda ppo.policy_epochs ppo.value_epochs
-ppo.num_minibatches ppo.minibatch_by ppo.clip ppo.entropy_coef ppo.value_coef ppo.learning_rate
+ppo.num_minibatches ppo.clip ppo.entropy_coef ppo.value_coef ppo.learning_rate
 ppo.schedule ppo.max_grad_norm aux.epochs aux.every aux.num_minibatches aux.iterations_per_epoch
 aux.beta_clone aux.learning_rate reward_norm.per obs_norm.statistics value_norm.statistics
 compute.device compute.num_threads log.console log.wandb checkpoint.every_minutes

@@ -295,8 +295,9 @@ class PPOConfig(_Group):
     `policy_first`: policy epochs, then value epochs (PPG paper)."""
     num_minibatches: _Int = 8
     """Number of minibatches per epoch (PPO paper, algorithm 1; PPG paper: 8)."""
-    minibatch_by: MinibatchUnit = "segments"
+    minibatch_by: Literal["auto", MinibatchUnit] = "segments"
     """Unit that is shuffled into minibatches.
+    `auto`: `segments` with a memory, else `transitions` (ours).
     `segments`: all steps of an environment in a rollout (OPPG).
     `transitions`: single steps (Baselines, CleanRL)."""
     objective: Literal["surrogate", "log_prob"] = "surrogate"
@@ -416,8 +417,9 @@ class AuxConfig(_Group):
     `last`: the last iterations only, which is worse (source 001)."""
     recompute_targets: bool = False
     """Recompute value targets at the start of the auxiliary phase (source 001)."""
-    minibatch_by: MinibatchUnit = "segments"
+    minibatch_by: Literal["auto", MinibatchUnit] = "segments"
     """Unit that is shuffled into minibatches.
+    `auto`: `segments` with a memory, else `transitions` (ours).
     `segments`: all steps of an environment in a rollout (OPPG, CleanRL).
     `transitions`: single steps."""
     beta_clone: _Weight = 1.0
@@ -643,16 +645,18 @@ class Config(_Group):
         groups = [("ppo", ppo, 1), ("aux", aux, aux.every)]
         for owner, group, iterations in groups if self.has_auxiliary_phase else groups[:1]:
             items, what = self.env.num_envs, "env.num_envs"
-            if group.minibatch_by == "transitions":
+            unit = self.get_minibatch_unit(group)
+            if unit == "transitions" and self.model.memory != "none":
+                yield f"{owner}.minibatch_by is transitions; expected segments with a memory"
+                unit = "segments"
+            if unit == "transitions":
                 items, what = items * ppo.num_steps, what + " × ppo.num_steps"
-                if self.model.memory != "none":
-                    yield f"{owner}.minibatch_by is transitions; expected segments with a memory"
             if items % group.num_minibatches:
                 better = " or ".join(map(str, nearest_divisors(items, group.num_minibatches)))
                 of = f" of each of {iterations} iterations" if iterations > 1 else ""
                 yield (
                     f"{owner}.num_minibatches is {group.num_minibatches}; expected a divisor of "
-                    f"the {items} {group.minibatch_by} ({what}){of}, such as {better}"
+                    f"the {items} {unit} ({what}){of}, such as {better}"
                 )
         if not ppo.baseline and self.has_auxiliary_phase:
             yield f"aux.epochs is {aux.epochs}; expected 0 without ppo.baseline"
@@ -663,6 +667,12 @@ class Config(_Group):
             )
         if (ppo.advantage_norm, ppo.advantage_std, self.batch_size) == ("batch", "unbiased", 1):
             yield "ppo.advantage_std is unbiased; expected biased for a batch of 1 step"
+
+    def get_minibatch_unit(self, group: PPOConfig | AuxConfig) -> MinibatchUnit:
+        """Return the unit that a phase shuffles into minibatches; `auto` depends on the memory."""
+        if group.minibatch_by != "auto":
+            return group.minibatch_by
+        return "transitions" if self.model.memory == "none" else "segments"
 
     @property
     def batch_size(self) -> int:

@@ -235,7 +235,7 @@ def normalize_minibatches(
         return samples
 
     def split_by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
-        rows = values.flatten() if ppo.minibatch_by == "transitions" else values
+        rows = values.flatten() if len(order) == values.numel() else values
         parts = world.all_gather_cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
@@ -413,7 +413,8 @@ def _shuffled_minibatches(
 
     With PPO-EWMA, each has the parameters of the proximal policy just before its gradient step.
     """
-    ppo, unit = learner.config.ppo, learner.config.ppo.minibatch_by
+    ppo = learner.config.ppo
+    unit = learner.config.get_minibatch_unit(ppo)
     order = samples.random_order(unit=unit, generator=learner.generator)
     samples = normalize_minibatches(samples, order, ppo, learner.executor.world)
     proximal = learner.proximal if update_policy else None
@@ -487,6 +488,7 @@ def auxiliary_phase(
     samples = buffer.auxiliary_samples(progress.old_dist_params, num_last=last)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
+    unit = learner.config.get_minibatch_unit(aux)
     step = executor.make_gradient_step(
         AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.step_settings("aux")
     )
@@ -494,8 +496,8 @@ def auxiliary_phase(
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         progress.seconds = perf_counter() - start
         before_epoch()
-        order = samples.random_order(unit=aux.minibatch_by, generator=learner.generator)
-        minibatches = samples.minibatches(num_minibatches, order, unit=aux.minibatch_by)
+        order = samples.random_order(unit=unit, generator=learner.generator)
+        minibatches = samples.minibatches(num_minibatches, order, unit=unit)
         for minibatch in islice(minibatches, num_used):
             progress.means.add(*step(minibatch))
         on_epoch("aux", progress.epoch, progress.means)

@@ -96,7 +96,7 @@ _QUICKSTART = _PPG_SINGLE.with_updates({
 
 # Exact settings of other code bases (details in docs/fidelity.md).
 _CLEANRL_PPG = _PPG_SINGLE.with_updates({
-    "name": "compat-cleanrl-ppg", "budget_rounding": "down", "ppo.minibatch_by": "transitions",
+    "name": "compat-cleanrl-ppg", "budget_rounding": "down", "ppo.minibatch_by": "auto",
     "ppo.value_clip": 0.2, "ppo.value_coef": 0.5, "ppo.max_grad_norm": 0.5,
     "ppo.advantage_std": "unbiased", "aux.optimizer": "shared", "aux.max_grad_norm": 0.5,
     "reward_norm.per": "step",
@@ -123,14 +123,14 @@ _CLASSIC_PPO = Config(
     ),
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, policy_epochs=8, value_epochs=8, num_minibatches=8,
-        minibatch_by="transitions", advantage_norm="minibatch", learning_rate=1e-3,
+        minibatch_by="auto", advantage_norm="minibatch", learning_rate=1e-3,
         schedule="linear", entropy_coef=0.0, adam_eps=1e-5, max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(per="rollout"),
     total_env_steps=100_000,
 )  # fmt: skip
 _CLASSIC_AUX = AuxConfig(
-    every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", max_grad_norm=0.5
+    every=8, epochs=3, num_minibatches=8, minibatch_by="auto", max_grad_norm=0.5
 )
 _CLASSIC_PPG = _CLASSIC_PPO.with_updates({"name": "classic-ppg", "aux": _CLASSIC_AUX})
 
@@ -144,7 +144,7 @@ _MUJOCO_PPO = Config(
     action=ActionConfig(std_value=0.6, squash="clip", rescale=True),
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32,
-        minibatch_by="transitions", entropy_coef=0.0, recompute_advantages=True,
+        minibatch_by="auto", entropy_coef=0.0, recompute_advantages=True,
         advantage_norm="minibatch", learning_rate=3e-4, schedule="linear", adam_eps=1e-5,
         max_grad_norm=0.5,
     ),
@@ -170,7 +170,7 @@ _ATARI_PPO = Config(
     ),
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, reward_clip=1.0, bootstrap_truncation=False, policy_epochs=4,
-        value_epochs=4, num_minibatches=4, minibatch_by="transitions", clip=0.1, value_clip=0.1,
+        value_epochs=4, num_minibatches=4, minibatch_by="auto", clip=0.1, value_clip=0.1,
         value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4, schedule="linear",
         adam_eps=1e-5, max_grad_norm=0.5,
     ),
@@ -191,7 +191,7 @@ _CLEANRL_CLASSIC = Config(
     model=_CLASSIC_PPO.model,
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4,
-        num_minibatches=4, minibatch_by="transitions", value_clip=0.2, value_coef=0.5,
+        num_minibatches=4, minibatch_by="auto", value_clip=0.2, value_coef=0.5,
         advantage_norm="minibatch", advantage_std="unbiased", learning_rate=2.5e-4,
         schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
     ),
@@ -239,7 +239,7 @@ _MVA = Config(
     action=ActionConfig(std="range", std_value=0.05),
     ppo=PPOConfig(
         num_steps=2048, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32,
-        minibatch_by="transitions", entropy_coef=0.0, value_coef=2.0, advantage_norm="minibatch",
+        minibatch_by="auto", entropy_coef=0.0, value_coef=2.0, advantage_norm="minibatch",
         learning_rate=1e-5, value_learning_rate=1e-5, schedule="linear", max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(per="step"),
@@ -249,9 +249,8 @@ _MVA = Config(
 
 _RECURRENT_PPO = _CLASSIC_PPO.with_updates({
     "env.num_envs": 16, "model.memory": "lstm", "model.memory_size": 64, "ppo.num_minibatches": 4,
-    "ppo.minibatch_by": "segments",
 })  # fmt: skip
-_RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4, minibatch_by="segments")
+_RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4)
 
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),

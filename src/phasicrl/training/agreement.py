@@ -27,11 +27,12 @@ def check_divisible_by_ranks(config: Config, world: World) -> None:
         )
     groups = [("ppo", config.ppo), ("aux", config.aux)][: 1 + config.has_auxiliary_phase]
     for name, group in groups:
-        samples = num_envs * (1 if group.minibatch_by == "segments" else config.ppo.num_steps)
+        unit = config.get_minibatch_unit(group)
+        samples = num_envs * (1 if unit == "segments" else config.ppo.num_steps)
         if samples % group.num_minibatches:
             raise ValueError(
                 f"{name}.num_minibatches is {group.num_minibatches}; expected a divisor of "
-                f"{samples:,}, the {group.minibatch_by} of each of {world.size} processes"
+                f"{samples:,}, the {unit} of each of {world.size} processes"
             )
 
 

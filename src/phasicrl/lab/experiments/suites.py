@@ -234,6 +234,7 @@ def _make_ppg_detail_arms(base: Base) -> list[Arm]:
     ppg = base.ppg
     excluded: set[str] = set()
     for group, phase in {"ppo": ppg.ppo, "aux": ppg.aux}.items():
+        excluded.add(f"{group}.minibatch_by {ppg.get_minibatch_unit(phase)}")
         if ppg.model.memory != "none":
             excluded.add(f"{group}.minibatch_by transitions")
         if ppg.env.num_envs % phase.num_minibatches:

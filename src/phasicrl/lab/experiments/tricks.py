@@ -168,7 +168,7 @@ def _make_episode_arms(base: Config, limit: int) -> dict[str, dict[str, Any]]:
     """
     whole = _choose_episode_options(base, limit)
     num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
-    uneven = base.ppo.minibatch_by == "segments" and num_envs % base.ppo.num_minibatches
+    uneven = base.get_minibatch_unit(base.ppo) == "segments" and num_envs % base.ppo.num_minibatches
     if num_envs * num_steps > base.batch_size or uneven:
         return {}
     shape = {"ppo.num_steps": num_steps, "env.num_envs": num_envs}
