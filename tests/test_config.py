@@ -65,6 +65,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ppo.baseline": False}, "ppo.estimator is gae; expected monte_carlo"),
     ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux.epochs": 6}, "aux.epochs is 6"),
     ({"action.std_value": 0.0}, "action.std_value is 0.0"),
+    ({"action.max_std": 0.5}, "action.std_value is 1.0; expected a number from 1e-06"),
+    ({"action.min_std": 0.5, "action.max_std": 0.2, "action.std_value": 0.3}, "0.3"),
     ({"action.mean": "tanh", "action.squash": "tanh"}, "action.mean and action.squash"),
     ({"ppo.objective": "log_prob"}, "ppo.clip is 0.2"),
     ({"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 2}, "policy_epochs 2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Generator, Tensor
-from torch.distributions import Categorical, kl_divergence
+from torch.distributions import Categorical, Normal, kl_divergence
 
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
-from phasicrl.config import AuxConfig, Config, RewardNormConfig
+from phasicrl.config import ActionConfig, AuxConfig, Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
@@ -512,6 +513,37 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
     torch.testing.assert_close(loss, written)
     ours, theirs = (torch.autograd.grad(x, list(run.agent.parameters())) for x in (loss, written))
     torch.testing.assert_close(ours, theirs)
+
+
+def test_deviations_that_depend_on_the_state_are_cloned_in_the_auxiliary_phase(
+    tmp_path: Path,
+) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(), action=ActionConfig(std="softplus", max_std=1.0 + 1e-3))
+    with start_run(config, make_env=partial(Levers, discrete=False)) as run:
+        while not run.buffer.is_full:
+            rollout = run.collect(run.buffer.next_rollout())
+            compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
+        head, linear = run.agent.policy_head, run.agent.policy_head.linear
+        old = compute_dist_params(run.agent, run.buffer.segments(), executor=run.executor)
+        samples = run.buffer.auxiliary_samples(old).as_transitions()
+        with torch.no_grad():  # the mean, and the raw deviation: below the bound, or not
+            linear.bias[-2:] += torch.tensor([0.5, -0.3])
+            linear.weight[-1] *= 40
+        loss, terms = phases.AuxiliaryLoss(run.agent, config.aux)(samples)
+        new = run.agent(samples.obs, samples.first, samples.state).policy.dist_params
+        pair = [head.split_dist_params(each) for each in (samples.old_dist_params, new)]
+        logits, means, stds = zip(*pair, strict=True)
+        normals = [Normal(mean, std) for mean, std in zip(means, stds, strict=True)]
+        choices = [Categorical(logits=each) for each in logits]
+        kl = kl_divergence(*choices) + kl_divergence(*normals).squeeze(-1)
+        torch.testing.assert_close(terms["losses/aux/kl_loss"], kl.mean())
+        at_bound = stds[1] == config.action.max_std
+        assert at_bound.any() and not at_bound.all()
+        (gradient,) = torch.autograd.grad(kl[at_bound.squeeze(-1)].sum(), linear.bias,
+                                          retain_graph=True)  # fmt: skip
+        assert gradient[-2] and not gradient[-1]  # none beyond the bound
+        loss.backward()
+        assert linear.bias.grad is not None and linear.bias.grad[-1]
 
 
 def test_each_segment_is_visited_once_an_auxiliary_epoch(tmp_path: Path) -> None:

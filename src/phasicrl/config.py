@@ -235,7 +235,9 @@ class ActionConfig(_Group):
     std_value: _Float = 1.0
     """Initial standard deviation (Baselines: 1); with `fixed` its value, with `range` the share."""
     min_std: _Float = 1e-6
-    """Minimum of standard deviations that are network outputs (Acme: 1e-6)."""
+    """Minimum of trained standard deviations (Acme: 1e-6)."""
+    max_std: _Float | None = None
+    """Maximum of trained standard deviations, without gradient above (ours); none: no limit."""
     squash: Literal["none", "clip", "tanh"] = "none"
     """Restriction of actions to the action range.
     `none`: no restriction.
@@ -247,6 +249,12 @@ class ActionConfig(_Group):
     def _problems(self) -> Iterator[str]:
         if self.mean == "tanh" and self.squash == "tanh":
             yield "action.mean and action.squash are both tanh; expected at most one of them"
+        is_trained, high = self.std not in ("fixed", "range"), self.max_std or math.inf
+        if is_trained and not self.min_std <= self.std_value <= high:
+            yield (
+                f"action.std_value is {self.std_value}; expected a number from {self.min_std} "
+                f"(action.min_std) to {high} (action.max_std)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

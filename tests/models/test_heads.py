@@ -374,6 +374,31 @@ def test_deviations_are_trained_unless_they_are_fixed(std: Any) -> None:
         assert head.log_std.grad.tolist() == pytest.approx([S * L] * 2)  # ∂ entropy / ∂ log std = 1
 
 
+@pytest.mark.parametrize("std", ["parameter", "softplus", "softplus_tanh", "exp"])
+@pytest.mark.parametrize(("raw", "low", "high"), [(-3.0, 0.25, 0.5), (3.0, 0.1, 0.5)])
+def test_trained_deviations_stop_at_their_bounds(
+    std: Any, raw: float, low: float, high: float
+) -> None:
+    """At the bound exactly, and without gradient beyond; one within the bounds has its own."""
+    action = ActionConfig(std=std, std_value=0.3, min_std=low, max_std=high)
+    head = make_head(BOX, action)
+    outputs = [0.0, 0.0] if std == "parameter" else [0.0, 0.0, raw, math.log(4 / 3)]
+    set_outputs(head, outputs)
+    if head.log_std is not None:
+        with torch.no_grad():
+            head.log_std.copy_(torch.tensor([raw, math.log(0.4)]))
+    stds = head(features()).stds
+    stds[..., 0].sum().backward()
+    trained = head.linear.bias if head.log_std is None else head.log_std
+    assert trained.grad is not None
+    if raw > 0 or std == "parameter":
+        assert (stds[..., 0] == (high if raw > 0 else low)).all()
+        assert not trained.grad.any()
+    else:  # network outputs approach the least deviation
+        assert (stds[..., 0] > low).all() and trained.grad[-2] > 0
+    assert ((low < stds[..., 1]) & (stds[..., 1] <= high)).all()
+
+
 # What is refused
 
 

@@ -31,7 +31,8 @@ class PolicyHead(nn.Module):
     standard deviation. `dist_params` have the same order: log-probabilities, means, standard
     deviations.
 
-    Standard deviations by `action.std`, before a squash:
+    Standard deviations by `action.std`, before a squash; trained ones are clamped to `min_std` and
+    `max_std`, beyond which their gradient is zero:
     - `parameter`: exp(log_std), trained, initially `std_value` (CleanRL, SB3).
     - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346),
       initially about `std_value`.
@@ -191,6 +192,8 @@ class PolicyHead(nn.Module):
             std = outputs[..., n:].exp() * config.std_value + config.min_std
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
+        if config.std not in ("fixed", "range"):
+            std = std.clamp(config.min_std, config.max_std)
         return [mean, std.expand_as(mean)]
 
 

@@ -39,7 +39,7 @@ def masked_with_memory(directory: Path) -> Config:
 def gaussian(directory: Path) -> Config:
     return tiny(
         directory, env=EnvConfig(id="gymnasium:Pendulum-v1", num_envs=4), obs_norm=OBS_NORM,
-        value_norm=VALUE_NORM, action=ActionConfig(squash="clip"),
+        value_norm=VALUE_NORM, action=ActionConfig(squash="clip", max_std=1.0),
         model=replace(MLP, value_path="detached"),
     )  # fmt: skip
 
@@ -51,7 +51,7 @@ def of_all_kinds(directory: Path) -> Config:
     )  # fmt: skip
     config = tiny(
         directory, model=model, obs_norm=OBS_NORM,
-        action=ActionConfig(squash="tanh", std="softplus"),
+        action=ActionConfig(squash="tanh", std="softplus", max_std=1.1),
     )  # fmt: skip
     return replace(config, ppo=replace(config.ppo, minibatch_by="segments"))
 
