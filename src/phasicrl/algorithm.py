@@ -75,6 +75,8 @@ def train(
               `DISABLED` need `reset(options={"reset_mask": …})`.
             - `make_encoder`: function of the observation space that returns a network, in place of
               `config.model.encoder`.
+            - `make_head`: function of a head's name (`policy`, `value` or `aux_value`) and its
+              numbers of features and outputs that returns a network, or None for a linear layer.
             - `mask_actions`: function of observations `[B, …]` and the environments' masks that
               returns the masks of the first `config.env.heuristic_mask_steps` steps.
 

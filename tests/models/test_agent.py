@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.algorithm import train
+from phasicrl.algorithm import resume, train
 from phasicrl.config import ModelConfig, ObsNormConfig, PPOConfig, ValueNormConfig, ValuePath
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss
 from phasicrl.rollout import AuxiliarySamples, PolicySamples
+from phasicrl.training import build
+from phasicrl.training.acting import load
 from phasicrl.training.evaluate import evaluate
-from tests.helpers import OBS_NORM, Corridor, tiny, tiny_aux
+from tests.helpers import OBS_NORM, Corridor, assert_same, assert_same_run, stop_at, tiny, tiny_aux
 
 S, L, A = 3, 4, 5
 VALUE_PATHS: tuple[ValuePath, ...] = get_args(ValuePath)
@@ -207,6 +209,104 @@ def test_a_custom_encoder_replaces_the_configured_one(value_path: ValuePath) -> 
 def test_a_custom_encoder_without_its_width_is_refused(num_features: Any) -> None:
     with pytest.raises(ValueError, match="num_features"):
         make_agent(make_encoder=lambda _: CustomEncoder(num_features))
+
+
+class Encoder(nn.Module):
+    """A user's encoder of `LEGS`, which reads `key` and returns the width given."""
+
+    num_features = 4
+
+    def __init__(self, key: int = 0, width: int = 4) -> None:
+        super().__init__()
+        self.key, self.width = key, width
+
+    def forward(self, obs: Any) -> Tensor:
+        return obs[self.key][:, : self.width]
+
+
+def make_head(name: str, num_features: int, num_outputs: int) -> nn.Module | None:
+    """Two layers for policy and value; the auxiliary value has the usual head."""
+    if name == "aux_value":
+        return None
+    hidden = nn.Linear(num_features, 3)
+    return nn.Sequential(hidden, nn.Tanh(), nn.Linear(3, num_outputs))
+
+
+@every_path
+def test_custom_heads_feed_the_distribution_and_the_values(value_path: ValuePath) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def make(*about: Any) -> nn.Module | None:
+        asked.append(about)
+        return make_head(*about)
+
+    agent = make_agent(value_path, actions=MIXED, make_head=make)
+    assert asked == [("policy", 8, 5), ("value", 8, 1), ("aux_value", 8, 1)]
+    assert type(agent.aux_value_head) is nn.Linear
+    with torch.no_grad():
+        agent.policy_head.linear[2].weight.zero_()
+        agent.policy_head.linear[2].bias.copy_(torch.tensor([0.0, 1, 2, 0.25, -0.5]))
+        agent.value_head[2].weight.zero_()
+        agent.value_head[2].bias.fill_(7)
+    output = ask(agent, observations())
+    logits = torch.tensor([0.0, 1, 2])
+    expected = torch.cat([logits.log_softmax(0), torch.tensor([0.25, -0.5, 1, 1])])
+    torch.testing.assert_close(output.policy.dist_params, expected.expand(S, L, 7))
+    assert (output.value == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"space": LEGS, "make_encoder": lambda _: Encoder(width=3)},
+         r"make_encoder returns \(2, 3\) for inputs of shape \(\(2, 6\), \(2,\)\); .* \(2, 4\)$"),
+        ({"space": LEGS, "make_encoder": lambda _: Encoder(key=2)},
+         r"make_encoder fails on inputs of shape \(\(2, 6\), \(2,\)\); .*\(2, 4\): IndexError"),
+        ({"make_head": lambda name, size, number: nn.Linear(size, number + 1)},
+         r"'policy'.* returns \(2, 1, 6\) for inputs of shape \(2, 1, 8\); .*\(2, 1, 5\)"),
+        ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
+         r"'value'.* fails on inputs of shape \(2, 1, 8\); .*\(2, 1, 1\): RuntimeError"),
+        ({"make_head": make_head, "value_norm": ValueNormConfig(statistics="ema")},
+         r"value_norm\.statistics is ema; expected none"),
+    ],
+)  # fmt: skip
+def test_custom_networks_of_other_shapes_are_refused_with_both(
+    arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        make_agent(**arguments)
+
+
+def test_linear_value_heads_of_ones_own_are_rescaled() -> None:
+    norm = ValueNormConfig(statistics="ema", decay=0.5)
+    agent = make_agent(
+        value_norm=norm, make_head=lambda _, size, number: nn.Linear(size, number, bias=True)
+    )
+    agent.update_value_statistics(torch.tensor([1.0, 3.0]))
+    before = ask(agent, observations()).value
+    agent.update_value_statistics(torch.tensor([10.0, 60.0]))
+    torch.testing.assert_close(ask(agent, observations()).value, before, rtol=1e-4, atol=1e-4)
+
+
+def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
+    config, given = tiny(tmp_path, aux=tiny_aux()), {"make_env": Corridor, "make_head": make_head}
+    run = train(config, **given)
+    with build.start_run(config, **given) as fresh:
+        start = fresh.agent.state_dict()
+    trained = run.agent.state_dict()
+    heads = [name for name in trained if name.startswith(("policy_head.linear.", "value_head."))]
+    assert len(heads) == 8 and not any(torch.equal(trained[x], start[x]) for x in heads)
+    half = train(config, **given, on_iteration=stop_at(2)).directory
+    assert_same_run(resume(half, **given), run)
+    agent = load(run.directory, **given)
+    assert_same(agent.network.state_dict(), trained)
+    obs = agent.observation_space.sample()
+    values = run.agent.value(torch.tensor(obs)[None, None], torch.ones(1, 1).bool(),
+                             run.agent.initial_state(1))  # fmt: skip
+    assert agent.value(obs) == pytest.approx(values.item(), rel=1e-6)
+    assert len(evaluate(run.directory, episodes=2, **given)) == 2
+    with pytest.raises(ValueError, match=r"was trained with make_head=.*expected the same head"):
+        evaluate(run.directory, make_env=Corridor)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import scipy.stats
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from phasicrl.config import ActionConfig, ModelConfig
+from phasicrl.config import ActionConfig
 from phasicrl.models.heads import Normal, PolicyHead, TanhNormal
+from phasicrl.models.init import Initializer
 from phasicrl.spaces import count_choices
 from tests.models.test_distributions import log_slope, normal
 
@@ -48,9 +49,9 @@ every_case = pytest.mark.parametrize("case", CASES)
 def make_head(
     space: gym.Space[Any] | None = None, action: ActionConfig | None = None, scale: float = 2.0
 ) -> PolicyHead:
-    model = ModelConfig(policy_head_scale=scale)
+    init = Initializer("normalized", Generator().manual_seed(0))
     space = gym.spaces.Discrete(A) if space is None else space  # an empty Dict is false
-    return PolicyHead(space, D, model, action or ActionConfig(), Generator().manual_seed(0))
+    return PolicyHead(space, action or ActionConfig(), lambda n: init(nn.Linear(D, n), scale))
 
 
 def set_outputs(head: PolicyHead, outputs: list[float]) -> None:

@@ -78,7 +78,12 @@ def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "argument"),
-    [("environment", "make_env"), ("encoder", "make_encoder"), ("mask", "mask_actions")],
+    [
+        ("environment", "make_env"),
+        ("encoder", "make_encoder"),
+        ("head", "make_head"),
+        ("mask", "mask_actions"),
+    ],
 )
 def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str) -> None:
     files = RunDirectory.make(tiny(tmp_path))

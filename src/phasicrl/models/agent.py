@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
@@ -19,12 +20,19 @@ from phasicrl.models.heads import PolicyHead
 from phasicrl.models.init import Initializer
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
+from phasicrl.spaces import map_leaves
 
 EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
 """Function that makes a custom encoder for an observation space.
 
 The encoder maps observations `[N, …]` to features `[N, D]`, and has an attribute `num_features`, D.
 For `Dict` and `Tuple` spaces its input is a dict or a tuple of tensors."""
+HeadFactory = Callable[[str, int, int], nn.Module | None]
+"""Function that makes a custom head, of its name, the number of features D and that of outputs M.
+
+The head maps features `[S, L, D]` to `[S, L, M]`. The name is `policy`, for the outputs that
+`PolicyHead` lists, or `value` or `aux_value`, for a value. None stands for the linear layer of
+`ModelConfig`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ class Agent(nn.Module):
         auxiliary: whether there is an auxiliary value head; made last, so that other weights do not
             depend on it.
         make_encoder: function that makes a custom encoder, in place of `config.encoder`.
+        make_head: function that makes custom heads, in place of linear layers.
 
     Raises:
         ValueError: the spaces do not fit the encoder or the heads.
@@ -87,6 +96,7 @@ class Agent(nn.Module):
         generator: Generator,
         auxiliary: bool,
         make_encoder: EncoderFactory | None = None,
+        make_head: HeadFactory | None = None,
     ) -> None:
         super().__init__()
         self.value_path = config.value_path
@@ -102,30 +112,41 @@ class Agent(nn.Module):
             if not isinstance(getattr(custom, "num_features", None), int):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
-            return custom
+            layout = self.reader.layout
+            inputs = self.reader(torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype)))
+            shapes = map_leaves(observation_space, lambda part: tuple(part.shape), inputs)
+            return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))
 
         def new_memory(encoder: nn.Module) -> Memory:
             num_inputs: Any = encoder.num_features
             return make_memory(num_inputs, config, generator)
 
-        def new_value_head(memory: Memory) -> nn.Linear:
-            linear = nn.Linear(memory.num_features, 1)
-            return Initializer(config.heads_init, generator)(linear, config.value_head_scale)
+        def new_head(name: str, memory: Memory, scale: float, num_outputs: int = 1) -> Any:
+            size, expected = memory.num_features, (2, 1, num_outputs)
+            head = None if make_head is None else make_head(name, size, num_outputs)
+            if head is not None:
+                inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
+                return _check_output(f"make_head({name!r}, …)", head, inputs, shape, expected)
+            linear = nn.Linear(size, num_outputs)
+            return Initializer(config.heads_init, generator)(linear, scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
         self.encoder = new_encoder(config)
         self.value_encoder = new_encoder(value_config) if self.value_path == "separate" else None
         self.memory = new_memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else new_memory(self.value_encoder)
-        self.policy_head = PolicyHead(
-            action_space, self.memory.num_features, config, action, generator
-        )
-        self.value_head = new_value_head(self.value_memory or self.memory)
-        self.aux_value_head = new_value_head(self.memory) if auxiliary else None
+        new_policy_layer = partial(new_head, "policy", self.memory, config.policy_head_scale)
+        self.policy_head = PolicyHead(action_space, action, new_policy_layer)
+        scale = config.value_head_scale
+        self.value_head = new_head("value", self.value_memory or self.memory, scale)
+        self.aux_value_head = new_head("aux_value", self.memory, scale) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
         if value_norm.statistics != "none":
             statistics, decay = value_norm.statistics, value_norm.decay
             self.value_normalizer = ValueNormalizer(statistics=statistics, decay=decay)
+            if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
+                given = f"value_norm.statistics is {statistics}"
+                raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
 
     @property
     def state_size(self) -> int:
@@ -134,7 +155,7 @@ class Agent(nn.Module):
 
     def initial_state(self, num_sequences: int) -> Float[Tensor, "S H"]:
         """Return the memory state before the first step, `[S, H]`."""
-        return torch.zeros(num_sequences, self.state_size, device=self.value_head.weight.device)
+        return torch.zeros(num_sequences, self.state_size, device=self.policy_head.order.device)
 
     def param_groups(self) -> list[list[nn.Parameter]]:
         """Return the parameters of the policy's network, and of the value network if separate."""
@@ -290,3 +311,20 @@ class Agent(nn.Module):
         """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
+
+
+@torch.no_grad()
+def _check_output(maker: str, network: nn.Module, inputs: Any, shapes: Any, expected: Any) -> Any:
+    """Check the shape of a custom network's output for two steps, and return the network.
+
+    Raises:
+        ValueError: the network fails, or its output has another shape.
+    """
+    rule = f"inputs of shape {shapes}; expected an output of shape {expected}"
+    try:
+        output = tuple(network(inputs).shape)
+    except Exception as error:
+        raise ValueError(f"the network of {maker} fails on {rule}: {error!r}") from error
+    if output != expected:
+        raise ValueError(f"the network of {maker} returns {output} for {rule}")
+    return network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -10,17 +11,16 @@ import gymnasium as gym
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Num
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import ActionConfig, ModelConfig
+from phasicrl.config import ActionConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
-from phasicrl.models.init import Initializer
 from phasicrl.spaces import count_choices, leaves
 
 
 class PolicyHead(nn.Module):
-    """Linear layer from features to the distribution over the actions of a space.
+    """Layer from features to the distribution over the actions of a space.
 
     An action is a vector of K components, the numbers of `leaves(space)` in order; a scalar for a
     plain `Discrete` space. Continuous components are stored as drawn, before any squash, so that
@@ -57,22 +57,15 @@ class PolicyHead(nn.Module):
 
     Args:
         space: action space of one environment.
-        num_features: width of the features.
-        model: options of the networks, for the initial weights.
         action: options of continuous actions.
-        generator: random generator of the initial weights.
+        make_layer: function of the number of outputs that makes the layer.
 
     Raises:
         ValueError: a space lacks finite bounds where they are required.
     """
 
     def __init__(
-        self,
-        space: gym.Space[Any],
-        num_features: int,
-        model: ModelConfig,
-        action: ActionConfig,
-        generator: Generator,
+        self, space: gym.Space[Any], action: ActionConfig, make_layer: Callable[[int], nn.Module]
     ) -> None:
         super().__init__()
         parts = [leaf for _, leaf in leaves(space)]
@@ -110,9 +103,7 @@ class PolicyHead(nn.Module):
         if action.std == "parameter" and n:
             self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value)))
         from_features = action.std in ("softplus", "softplus_tanh", "exp")
-        num_outputs = self.mask_size + n * (1 + from_features)
-        linear = nn.Linear(num_features, num_outputs)
-        self.linear = Initializer(model.heads_init, generator)(linear, model.policy_head_scale)
+        self.linear: Any = make_layer(self.mask_size + n * (1 + from_features))
 
     def forward(
         self,

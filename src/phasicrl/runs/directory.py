@@ -36,7 +36,7 @@ POSITION_FIELDS = ("env_steps", "iteration", "phase")
 """Fields of a row of metrics that give its position in the run."""
 USER_OBJECTS = {
     "make_env": "environment", "make_vector_env": "environment", "make_encoder": "encoder",
-    "mask_actions": "mask",
+    "make_head": "head", "mask_actions": "mask",
 }  # fmt: skip
 """Arguments of `train` for custom objects, and their kinds in `card.json`."""
 

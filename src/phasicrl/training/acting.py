@@ -139,7 +139,7 @@ def load(
             with phasicrl, such as `cartpole-ppg`.
         weights: last weights, or best weights by the evaluations during the run.
         seed: seed of sampled actions.
-        user_objects: custom `make_env`, `make_vector_env` and `make_encoder`, see `train`.
+        user_objects: custom environments and networks, see `train`.
 
     Raises:
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.

@@ -29,7 +29,7 @@ from phasicrl.execution.device import apply_torch_settings, find_device
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
-from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.directory import RunDirectory, fill_user_objects
 from phasicrl.runs.lock import RunLock
@@ -54,6 +54,7 @@ class EvaluationObjects(TypedDict, total=False):
     make_env: EnvFactory | None
     make_vector_env: MakeVectorEnv | None
     make_encoder: EncoderFactory | None
+    make_head: HeadFactory | None
 
 
 class UserObjects(EvaluationObjects, total=False):
@@ -264,7 +265,8 @@ def _build_run(
             make_directory().check_spaces(describe_spaces(envs))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         device = find_device(config.compute.device, has_large_minibatches(config, has_images))
-        agent = make_agent(config, envs, make_encoder=user["make_encoder"]).to(device)
+        networks = {name: user[name] for name in ("make_encoder", "make_head")}
+        agent = make_agent(config, envs, **networks).to(device)
         messages = [] if state else _make_unused_warnings(config, envs, user)
         messages += [] if state else _describe_unclipped_actions(config, envs)
         readings = {each.reading for each in agent.modules() if hasattr(each, "reading")}
@@ -346,13 +348,17 @@ def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:
     return [f"actions may leave {bounded[0]} (action.squash none); {CLIP_REMEDY}"]
 
 
-def make_agent(
-    config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None
-) -> Agent:
-    """Make the agent for some environments, with initial weights from the run's seed."""
+def make_agent(config: Config, envs: VectorEnv, **networks: Any) -> Agent:
+    """Make the agent for some environments, with initial weights from the run's seed.
+
+    Args:
+        config: options of the run.
+        envs: environments, for their spaces.
+        networks: custom `make_encoder` and `make_head`, or None.
+    """
     init_seed = derive_seed(config.seed, "init")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(init_seed)  # a custom encoder draws from the global generator
+        torch.manual_seed(init_seed)  # custom networks draw from the global generator
         try:
             return Agent(
                 envs.observation_space,
@@ -363,7 +369,7 @@ def make_agent(
                 value_norm=config.value_norm,
                 generator=Generator().manual_seed(init_seed),
                 auxiliary=config.has_auxiliary_phase,
-                make_encoder=make_encoder,
+                **networks,
             )
         except ValueError as error:
-            raise ValueError(f"{envs.name}: {error}") from None
+            raise ValueError(f"{envs.name}: {error}") from error.__cause__

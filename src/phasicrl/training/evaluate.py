@@ -15,7 +15,7 @@ import numpy as np
 from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_part
 from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
 from phasicrl.spaces import describe_spaces
@@ -84,13 +84,13 @@ class SavedAgent:
         files: run directory.
         config: options of the run.
         env_objects: custom `make_env` and `make_vector_env`, or None.
-        make_encoder: function that makes a custom encoder, or None.
+        networks: custom `make_encoder` and `make_head`, or None.
     """
 
     files: RunDirectory
     config: Config
     env_objects: Mapping[str, Any]
-    make_encoder: EncoderFactory | None
+    networks: Mapping[str, Any]
 
     @classmethod
     def open(
@@ -109,11 +109,11 @@ class SavedAgent:
                 object is missing.
         """
         files = find_run_or_agent(run_dir)
-        objects = fill_user_objects(user_objects, ("make_env", "make_vector_env", "make_encoder"))
-        make_encoder = objects.pop("make_encoder")
-        config = files.load_config(make_encoder=make_encoder, **objects)
+        objects = fill_user_objects(user_objects, EvaluationObjects.__annotations__)
+        config = files.load_config(**objects)
+        networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
         check_levels(levels, None if any(objects.values()) else config.env)
-        return cls(files, config, objects, make_encoder)
+        return cls(files, config, objects, networks)
 
     def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
         """Make environments for an evaluation, see `make_evaluation_envs`."""
@@ -131,7 +131,7 @@ class SavedAgent:
                 have other spaces than those of the training.
         """
         self.files.check_spaces(describe_spaces(envs))
-        agent = make_agent(self.config, envs, make_encoder=self.make_encoder)
+        agent = make_agent(self.config, envs, **self.networks)
         if checkpoint is None:
             weights = self.files.weights(which)
         else:
@@ -141,7 +141,7 @@ class SavedAgent:
         except RuntimeError as error:
             raise ValueError(
                 f"the weights in {self.files.path} do not fit the network of config.json "
-                f"(a custom network needs make_encoder): {error}"
+                f"(a custom network needs make_encoder or make_head): {error}"
             ) from None
         return agent.eval()
 
@@ -174,7 +174,7 @@ def evaluate(
         weights: Last weights, or best weights by the evaluations during the run.
         steps_file: CSV file for a table of every step (needs `phasicrl[lab]`).
         json: JSON file for the results.
-        user_objects: Custom `make_env`, `make_vector_env` and `make_encoder`, see `train`.
+        user_objects: Custom environments and networks, see `train`.
 
     Returns:
         An evaluation for each kind of levels and of actions.

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from phasicrl.algorithm import train
 from phasicrl.config import ActionConfig, Config, EnvConfig, ModelConfig
@@ -229,6 +230,19 @@ def test_the_newest_file_is_played(tmp_path: Path) -> None:
         play_exported(run, episodes=2, make_env=corridor)
     os.utime(run / "policy.pt2", ns=(30, 30))
     assert len(play_exported(run, episodes=2, make_env=corridor).returns) == 2
+
+
+def test_custom_heads_are_exported(tmp_path: Path) -> None:
+    def make_head(name: str, num_features: int, num_outputs: int) -> nn.Module | None:
+        hidden, last = nn.Linear(num_features, 4), nn.Linear(4, num_outputs)
+        return nn.Sequential(hidden, nn.Tanh(), last) if name == "policy" else None
+
+    own: dict[str, Any] = {"make_env": partial(Levers, discrete=False), "make_head": make_head}
+    run = train(masked_with_memory(tmp_path), **own).directory
+    # An exported policy is compared with the agent's.
+    assert export_policy(run, format="torch", observations=16, **own).difference < 1e-5
+    with pytest.raises(ValueError, match=r"was trained with make_head=.*same head"):
+        export_policy(run, format="torch", make_env=own["make_env"])
 
 
 class Undecided(torch.nn.Module):

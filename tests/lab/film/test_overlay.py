@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor, nn
 
-from phasicrl.config import ActionConfig, ModelConfig
+from phasicrl.config import ActionConfig
+from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
 
 pytest.importorskip("PIL", reason="needs the extra `lab`")
@@ -24,7 +26,7 @@ Box, Discrete, MultiDiscrete = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.M
 
 
 def head_of(space: gym.Space[Any], **action: Any) -> PolicyHead:
-    return PolicyHead(space, 4, ModelConfig(), ActionConfig(**action), Generator().manual_seed(0))
+    return PolicyHead(space, ActionConfig(**action), partial(nn.Linear, 4))
 
 
 def drawn(

@@ -86,7 +86,7 @@ def export_policy(
         output: File to write; none: `policy.onnx` or `policy.pt2` in the run directory.
         weights: Last weights, or best weights by the evaluations during the run.
         observations: Minimum number of observations on which it is compared with the agent.
-        user_objects: custom environments and encoder, see `evaluate`.
+        user_objects: custom environments and networks, see `train`.
 
     Raises:
         ValueError: `run_dir` is not a run directory or has no weights yet, `torch.export` cannot
@@ -271,7 +271,7 @@ def play_exported(
         episodes: Number of episodes.
         levels: Procgen: `unseen` (the full distribution), or `train` (the training levels).
         seed: Seed of the episodes.
-        user_objects: custom environments and encoder, see `evaluate`.
+        user_objects: custom environments and networks, see `train`.
 
     Raises:
         ValueError: `run_dir` is not a run directory, or there is no exported policy for its spaces.

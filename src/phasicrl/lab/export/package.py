@@ -61,7 +61,7 @@ def release(
         weights: Last weights, or best weights by the evaluations during the run.
         episodes: Episodes of the evaluation, for greedy and for sampled actions each.
         onnx: Add `policy.onnx`, which other tools can run.
-        user_objects: custom environments and encoder, see `evaluate`.
+        user_objects: custom environments and networks, see `train`.
 
     Raises:
         ValueError: a run is not a run directory or has no weights yet, or the output directory

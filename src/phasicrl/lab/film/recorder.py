@@ -97,7 +97,7 @@ class Recorder:
     """
 
     def __init__(self, config: Config, files: RunDirectory, log: Any, **env_objects: Any) -> None:
-        self._saved, self._log = SavedAgent(files, config, env_objects, None), log
+        self._saved, self._log = SavedAgent(files, config, env_objects, {}), log
         self._options, self._films = config.evaluation, config.evaluation.film
         self._levels: Levels = "train" if self._options.levels == "train" else "unseen"
         self._table: StepTable | None = None

@@ -33,7 +33,7 @@ def film(
         size: Minimum height and width in pixels; images are enlarged by whole factors.
         overlay: Show the return so far, the value and the policy under each image.
         weights: Last weights, or best weights by the evaluations during the run.
-        user_objects: custom environments and encoder, see `evaluate`.
+        user_objects: custom environments and networks, see `train`.
 
     Returns:
         The file and its episodes.
