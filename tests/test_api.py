@@ -5,6 +5,7 @@ Importing the package does not wait for torch.
 
 from __future__ import annotations
 
+import dataclasses
 import pkgutil
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def test_every_public_name_can_be_imported() -> None:
     assert all(getattr(phasicrl, name) is not None for name in phasicrl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'; public names: "):
         phasicrl.nonsense  # noqa: B018
+
+
+def test_every_group_of_options_is_public() -> None:
+    values = (getattr(phasicrl.Config(), each.name) for each in dataclasses.fields(phasicrl.Config))
+    groups = {type(each).__name__: type(each) for each in values if dataclasses.is_dataclass(each)}
+    assert len(groups) > 10
+    public = {name: vars(phasicrl).get(name) for name in phasicrl.__all__}
+    assert groups.items() <= public.items()
 
 
 def test_help_does_not_import_torch() -> None:

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 from phasicrl.config import (
     ActionConfig,
     AuxConfig,
+    CheckpointConfig,
+    ComputeConfig,
     Config,
     EnvConfig,
+    EvaluationConfig,
+    LogConfig,
     ModelConfig,
     ObsNormConfig,
     PPOConfig,
@@ -33,7 +37,8 @@ _MODULES = {
     "train": "algorithm",
 }  # fmt: skip
 __all__ = [
-    "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
+    "ActionConfig", "AuxConfig", "CheckpointConfig", "ComputeConfig", "Config", "EnvConfig",
+    "EvaluationConfig", "LogConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
     "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "load", "resume", "train",
 ]  # fmt: skip
 
