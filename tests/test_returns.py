@@ -247,13 +247,20 @@ def test_explained_variance_by_hand() -> None:
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -1e6, 7.3, 123.456])
 def test_explained_variance_of_a_constant_target_is_not_a_number(constant: float) -> None:
-    """In a rollout of many steps too; a target that hardly varies has one."""
+    """In a rollout of many steps too."""
     prediction = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     for size in (4, 64):
         target = torch.full((size, 256), constant)
         assert math.isnan(explained_variance(prediction[:size], target))
-    target = 1000 + 1e-2 * prediction
-    assert explained_variance(target, target) == 1
+
+
+@pytest.mark.parametrize("mean", [1.0, -300.0])
+def test_explained_variance_is_of_targets_that_deviate_by_over_one_percent(mean: float) -> None:
+    deviation = torch.tensor([0.99, -0.99]) * abs(mean)  # errors 100 times as large
+    assert math.isnan(explained_variance(mean + deviation, mean + 0.01 * deviation))
+    deviation = torch.tensor([1.01, -1.01]) * abs(mean)
+    explained = explained_variance(mean + deviation, mean + 0.01 * deviation)
+    assert explained == pytest.approx(1 - 99**2, rel=1e-3)
 
 
 def test_normalize_by_hand() -> None:

@@ -44,7 +44,7 @@ METRICS: dict[str, str] = {
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
     "losses/action_std": "Mean deviation of continuous actions (units before a squash).",
     "losses/clipfrac": "Fraction of samples whose ratio is outside the clip range (0 to 1).",
-    "losses/explained_variance": "Fraction of the targets' variance that is explained (at most 1).",
+    "losses/explained_variance": "Explained share of the targets' variance (null if negligible).",
     "losses/aux/kl_loss": "Auxiliary phase: KL from the policy before the phase (nats).",
     "losses/aux/aux_value_loss": "`losses/value_loss` of the auxiliary head (same units).",
     "losses/aux/real_value_loss": "Auxiliary phase: `losses/value_loss` (same units).",
