@@ -92,8 +92,9 @@ class Drawn(Corridor):
 @pytest.mark.parametrize(
     "shown",
     [
-        np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 4), np.uint8),
-        np.zeros((16, 32), np.uint8), np.zeros((16, 32, 3)), None, NotImplementedError,
+        np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 5), np.uint8), np.zeros((0, 0, 3)),
+        np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
+        np.full((16, 32, 3), -0.1), np.full((16, 32, 3), 255.1), np.full((16, 32, 3), np.nan), 0.5,
         [np.zeros((16, 32, 3), np.uint8), np.zeros((8, 32, 3), np.uint8)],
         (np.zeros((16, 32, 3), np.uint8), "x"),
     ],
@@ -106,9 +107,33 @@ def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> N
             return shown
 
     run = train(tiny(tmp_path), make_env=Shows)
-    with pytest.raises(ValueError, match=r"render\(\) of Shows .*; expected \[height, width, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"render\(\) of Shows .*; expected \[height, width, 3 or 4\]"
+    ):
         film(run.directory, make_env=Shows)
     assert not list(run.directory.glob("videos/*.mp4"))
+
+
+@pytest.mark.parametrize("in_vector", [False, True])
+@pytest.mark.parametrize(
+    ("largest", "kind", "channels"),
+    [(1, np.float32, 3), (255, np.float64, 3), (1, np.float16, 4), (255, np.uint8, 4)],
+)
+def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
+    largest: int, kind: Any, channels: int, in_vector: bool, tmp_path: Path
+) -> None:
+    class Shows(Drawn):
+        def render(self) -> np.ndarray:
+            image = np.zeros((16, 32, channels), kind)
+            image[..., 0] = largest * (self._steps > 0)  # dark at first: what is 1 shows later
+            image[..., 1] = kind(0.4 * largest)
+            return image
+
+    envs = {"make_vector_env": vectors(Shows)} if in_vector else {"make_env": Shows}
+    run = train(tiny(tmp_path), **envs)
+    path, _ = film(run.directory, episodes=1, size=16, **envs)
+    last = read_film(path, 16, 32)[-1]
+    np.testing.assert_allclose(last.mean((0, 1)), (255, 0.4 * 255, 0), atol=8)
 
 
 def test_the_newest_of_a_list_of_images_is_filmed(tmp_path: Path) -> None:
@@ -160,7 +185,7 @@ def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> N
             return None
 
     with pytest.raises(
-        ValueError, match=r"returned an array \(\) of object; expected \[1, height, width, 3\]"
+        ValueError, match=r"returned an array \(\) of object; expected \[1, height, width, 3 or"
     ):
         film(run.directory, make_vector_env=lambda num_envs: Blind([Drawn] * num_envs))
 

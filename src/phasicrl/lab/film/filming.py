@@ -128,10 +128,11 @@ class _Renderer:
     def __init__(self, env: Any, draw: Callable[[], Any], shape: tuple[int, ...] = ()) -> None:
         self.env, self._draw, self._shape, self._reset = env, draw, shape, env.reset
         self._last: np.ndarray | None = None
+        self._peak = 0.0  # the largest float so far, over 1 if they are from 0 to 255
         env.reset = self._draw_and_reset
 
     def draw(self) -> np.ndarray:
-        """Draw the current state.
+        """Draw the current state: bytes without alpha; floats are from 0 to 1 or from 0 to 255.
 
         Raises:
             ValueError: the result is not an image; ffmpeg would take other arrays as bytes.
@@ -145,12 +146,18 @@ class _Renderer:
                 what = f"returned an array {image.shape} of {image.dtype}"
         if not self._shape and image.ndim == 4:
             image = image[-1]  # the newest of a list
-        if image.dtype != np.uint8 or (*image.shape[:-3], *image.shape[-1:]) != (*self._shape, 3):
-            expected = ", ".join([*map(str, self._shape), "height, width, 3"])
-            name = type(self.env.unwrapped).__name__
-            raise ValueError(f"render() of {name} {what}; expected [{expected}] of uint8")
-        self._last = image
-        return image
+        if image.size and image.dtype.kind == "f":
+            what += f" from {image.min():g} to {image.max():g}"
+            self._peak = max(self._peak, image.max())
+            if image.min() >= 0 and self._peak <= 255:
+                image = np.rint(image * (255 if self._peak <= 1 else 1)).astype(np.uint8)
+        shapes = [(*self._shape, *image.shape[-3:-1], channels) for channels in (3, 4)]
+        if image.dtype != np.uint8 or image.ndim < 3 or not image.size or image.shape not in shapes:
+            expected = ", ".join([*map(str, self._shape), "height, width, 3 or 4"])
+            text = f"render() of {type(self.env.unwrapped).__name__} {what}; expected [{expected}]"
+            raise ValueError(f"{text} of uint8, or of float from 0 to 1 or from 0 to 255")
+        self._last = image[..., :3]
+        return self._last
 
     def get_last_image(self) -> np.ndarray:
         """Return the last drawn image; there is always one, because each reset draws first."""
