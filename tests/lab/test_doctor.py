@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import io
+import re
+from collections import defaultdict
 
 import pytest
 from rich.console import Console
@@ -23,7 +26,8 @@ def text_of(checks: list[Check]) -> str:
 def test_this_machine_is_well() -> None:
     checks = {check.name: check for check in check_machine()}
     assert {"Python", "PyTorch", "GPU", "CPU", *doctor.PROBES, "memory", "disk"} == set(checks)
-    assert all(checks[name].status == "ok" for name in doctor.PROBES), checks
+    for name, (_, extra, _) in doctor.PROBES.items():
+        assert checks[name].status == "ok" or extra in ("wandb", "ray"), checks[name]
     assert all(check.remedy for check in checks.values() if check.status != "ok")
     assert "procgen:starpilot: " in (text := text_of([*checks.values()])) and "64 × 64" in text
 
@@ -47,12 +51,38 @@ def test_a_broken_package_has_a_remedy(
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = {each: (f"missing-{each}", extra, "") for each, extra in (("a", "lab"), ("b", None))}
+    probes = {each: (f"numpy missing-{each} torch", extra, "")
+              for each, extra in (("a", "lab"), ("b", None))}  # fmt: skip
     monkeypatch.setattr(doctor, "PROBES", probes)
-    for name, (package, extra, _) in probes.items():
+    for name, (_, extra, _) in probes.items():
         check = doctor._run_probe(name)
-        remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
+        remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install missing-{name}"
         assert (check.status, check.remedy) == ("missing", remedy)
+        assert check.found == f"missing-{name} is not installed"
+
+
+def test_every_optional_package_of_users_is_checked() -> None:
+    """Export, hub and tracking among them; each is in an extra that installs it."""
+    extras: dict[str, set[str]] = defaultdict(set)
+    for line in importlib.metadata.requires("phasicrl") or []:
+        if found := re.match(r"([\w-]+).*extra == .(\w+)", line):
+            extras[found[2]].add(found[1].replace("-", "_"))
+    probes = doctor.PROBES.values()
+    checked = {x.replace("-", "_"): extra for many, extra, _ in probes for x in many.split()}
+    for extra in ("lab", "mujoco", "wandb", "ray"):
+        assert extras[extra] <= checked.keys()
+    assert {"onnx", "huggingface_hub", "wandb"} <= checked.keys()
+    assert all(package in extras[extra] for package, extra in checked.items() if extra)
+
+
+def test_packages_without_a_program_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor,
+        "PROBES",
+        {"both": ("numpy rich", "lab", ""), "no module": ("pytest-xdist", "lab", "")},
+    )
+    assert doctor._run_probe("both").status == "ok"
+    assert doctor._run_probe("no module").status == "broken"
 
 
 def test_the_table_shows_names_and_remedies_as_they_are() -> None:

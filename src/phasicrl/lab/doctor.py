@@ -35,12 +35,20 @@ PROBES = {
     "EnvPool MuJoCo": ("envpool", None, "envpool:Ant-v4"),
     "EnvPool classic control": ("envpool", None, "envpool:CartPole-v1"),
     "Gymnasium": ("gymnasium", None, "gymnasium:CartPole-v1"),
-    "MuJoCo of Gymnasium, films": ("mujoco", "mujoco", "import mujoco; print('works')"),
-    "video": ("imageio-ffmpeg", "lab", _FFMPEG),
-    "plotting": ("matplotlib", "lab", "import matplotlib; print('works')"),
-    "TensorBoard": ("tensorboard", None, "import tensorboard; print('works')"),
+    "MuJoCo of Gymnasium, films": ("mujoco", "mujoco", ""),
+    "video": ("pygame-ce pillow imageio-ffmpeg", "lab", _FFMPEG),
+    "plots, reports": ("matplotlib jinja2", "lab", ""),
+    "search": ("optuna", "lab", ""),
+    "export": ("onnx onnxscript onnxruntime", "lab", ""),
+    "hub": ("huggingface_hub", "lab", ""),
+    "tracking: TensorBoard": ("tensorboard", None, ""),
+    "tracking: Weights & Biases": ("wandb", "wandb", ""),
+    "sweeps on a cluster": ("ray", "ray", ""),
 }
-"""Package, its extra or None, and an environment to step or a program to run, by name."""
+"""Packages, their extra or None, and an environment to step or a program to run, by name.
+
+Without a program the packages are imported.
+"""
 
 PROBE_SECONDS = 120.0
 GIB = 2**30
@@ -116,12 +124,13 @@ def probe_env(env_id: str) -> str:
 
 def _run_probe(name: str) -> Check:
     """Run the program of a probe in a separate process."""
-    package, extra, code = PROBES[name]
+    packages, extra, code = PROBES[name]
     try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {package}"
-        return Check(name, "missing", f"{package} is not installed", remedy)
+        *_, version = map(importlib.metadata.version, packages.split())
+    except importlib.metadata.PackageNotFoundError as error:
+        remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {error.name}"
+        return Check(name, "missing", f"{error.name} is not installed", remedy)
+    code = code or f"import {packages.replace(' ', ', ')}; print('works')"
     if code.partition(":")[0] in ("procgen", "envpool", "gymnasium"):
         code = f"from phasicrl.lab.doctor import probe_env; print(probe_env({code!r}))"
     words = [sys.executable, "-c", code]
@@ -136,7 +145,7 @@ def _run_probe(name: str) -> Check:
     found, _, remedy = (done.stderr.strip() or "no message").splitlines()[-1].partition("; ")
     if done.returncode < 0:
         found = f"{signal.Signals(-done.returncode).name}: {found}"
-    return Check(name, "broken", found, remedy or f"pip install --force-reinstall {package}")
+    return Check(name, "broken", found, remedy or f"pip install --force-reinstall {packages}")
 
 
 def _check_gpu() -> Check:
