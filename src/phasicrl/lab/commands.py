@@ -85,6 +85,7 @@ def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
     from phasicrl.lab.analysis.compare import compare_runs
 
+    words = [*words, "?"] if words[-1:] == ["--reference"] else words  # which ones exist?
     comparison = cli.parse_and_call(compare_runs, "compare", words)
     _print_comparison(comparison)
     comparison.require_bounds()

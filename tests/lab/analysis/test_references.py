@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasicrl.cli import main
 from phasicrl.lab.analysis import references
 from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Task
@@ -131,7 +132,9 @@ def test_each_difficulty_has_its_own_published_curves(monkeypatch: pytest.Monkey
     assert [(curve.task, curve.mean[0], curve.num_levels) for curve in curves] == [
         (tasks[0], 5, 0), (tasks[1], 2, 500)
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"no curves of procgen:heist \(memory\); it has heist"):
+    with pytest.raises(
+        ValueError, match=r"for procgen:heist \(memory\) nothing else. It has heist"
+    ):
         read_reference_curves(path, RETURN, ends={tasks[2]: 100.0})
 
 
@@ -163,5 +166,22 @@ def test_unsuitable_references_are_refused(tmp_path: Path, monkeypatch: pytest.M
         read_reference_curves(own_curve(file), RETURN, ends=ends)
     with pytest.raises(ValueError, match="is one curve; expected runs of one environment"):
         read_reference_curves(file, RETURN, ends=ends | {Task("procgen:heist", "easy"): 1.0})
-    with pytest.raises(FileNotFoundError, match=r"reference is zoos; expected .* zoo"):
+    with pytest.raises(FileNotFoundError, match=r"zoos; .* \(easy\) baselines-easy, .*, made$"):
         read_reference_curves(Path("zoos"), RETURN, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        ("gymnasium:CartPole-v1", "cleanrl, slm-lab, zoo"),
+        ("envpool:Humanoid-v4", "cleanrl, slm-lab, tianshou"),
+        ("toy:Corridor", "nothing else"),
+    ],
+)
+def test_the_command_names_the_references_of_the_task(
+    env: str, names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = make_runs(tmp_path, [1.0], env=env)
+    for given in (["ppg-paper"], ["nowhere.csv"], []):
+        assert main(["compare", str(run), "--reference", *given]) != 0
+        assert f"for {env} {names}" in " ".join(capsys.readouterr().err.split())

@@ -12,7 +12,7 @@ import gzip
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +107,17 @@ def read_reference_curves(
             ))  # fmt: skip
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
-        tasks = ", ".join(map(str, ends))
-        raise ValueError(f"{name} has no curves of {tasks}; it has {', '.join(games)}")
+        text = f"reference is {name}; expected {_list_references(ends)}"
+        raise ValueError(f"{text}. It has {', '.join(games)}")
     return curves
+
+
+def _list_references(tasks: Iterable[Task]) -> str:
+    """List the references with curves of the tasks, as text."""
+    keys = {(_parse_game(task.env_id), task.distribution): task for task in tasks}
+    has = {name: {(x["game"], x["distribution"]) for x in _read_table(name)} for name in REFERENCES}
+    names = ", ".join(name for name in REFERENCES if has[name] & keys.keys())
+    return f"a CSV file, or for {', '.join(map(str, keys.values()))} {names or 'nothing else'}"
 
 
 def extend_end(steps: Array, end: float) -> float:
@@ -128,8 +136,7 @@ def extend_end(steps: Array, end: float) -> float:
 def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
     """Read a reference from the user's file."""
     if not path.is_file():
-        names = ", ".join(REFERENCES)
-        raise FileNotFoundError(f"reference is {path}; expected a CSV file or one of {names}")
+        raise FileNotFoundError(f"reference is {path}; expected {_list_references(ends)}")
     if len(ends) > 1:
         raise ValueError(
             f"reference {path} is one curve; expected runs of one environment, not of {len(ends)}"
