@@ -84,7 +84,7 @@ def measure(trial: Trial) -> list[Row]:
             points.append((run.env_steps, record["evaluation/return"]))
 
     with tempfile.TemporaryDirectory() as folder:
-        train(replace(config, output_dir=folder), on_iteration=note)
+        train(replace(config, output_dir=folder), callbacks=note)
     about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
     made = {"commit": find_commit() or "unknown"}
     return [

@@ -121,7 +121,7 @@ def train_until(deadline: float, game: str, folder: Path, *, toy: bool) -> bool:
 
     runs = [path.parent for path in folder.glob("*/config.json")]
     if any(RunDirectory(run).checkpoints for run in runs):
-        run = resume(runs[0], on_iteration=stop_after_phase)
+        run = resume(runs[0], callbacks=stop_after_phase)
     else:
         words = f"procgen-ppg --env.id {game} --output-dir {folder} --log.console off"
         words += " --log.no-tensorboard --checkpoint.every-minutes none --checkpoint.keep 1"
@@ -129,7 +129,7 @@ def train_until(deadline: float, game: str, folder: Path, *, toy: bool) -> bool:
             words += f" {TOY} {TOY_PHASE} --env.num-envs 4 --total-env-steps {2 * 2 * 32}"
         else:
             words += f" --compute.device cuda --total-env-steps {48 * PHASE}"
-        run = train(parse_config(words.split()), on_iteration=stop_after_phase)
+        run = train(parse_config(words.split()), callbacks=stop_after_phase)
     return run.env_steps >= run.config.budget
 
 

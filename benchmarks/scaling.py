@@ -77,7 +77,7 @@ def measure(name: str, output: Path) -> None:
     words += f"--log.console off --log.no-tensorboard --output-dir {output.parent}"
     config = parse_config(words.split()).with_updates({"checkpoint.every_minutes": None})
     with mock.patch.object(World, "_exchange", timed):
-        run = train(config, on_iteration=note)
+        run = train(config, callbacks=note)
     # PPG: an auxiliary phase belongs to every second iteration.
     middle = statistics.fmean if name == "procgen-ppg" else statistics.median
     found |= {"seconds": middle(seconds), "exchanges": middle(exchanges)}

@@ -229,7 +229,7 @@ def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config
 def measure(config: Config, make_env: MakeEnv) -> list[dict[str, float]]:
     """Finite metrics of every iteration, without those of the clock, and sums of the weights."""
     rows: list[dict[str, float]] = []
-    run = train(config, make_env=make_env, on_iteration=lambda _, record: rows.append(dict(record)))
+    run = train(config, make_env=make_env, callbacks=lambda _, record: rows.append(dict(record)))
     weights = run.agent.state_dict().items()
     rows.append({name: float(tensor.double().sum()) for name, tensor in weights})
     clock = ("time/", "charts/SPS")

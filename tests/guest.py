@@ -93,9 +93,9 @@ def train_all_ways(name: str, folder: Path) -> None:
     with unchanged("a run"):
         train(config, make_env=corridor)
     with unchanged("a failed run"), contextlib.suppress(KeyError):
-        train(config, make_env=corridor, on_iteration=fail)
+        train(config, make_env=corridor, callbacks=fail)
     with unchanged("an interrupted run"), contextlib.suppress(Preempted):
-        train(config, make_env=corridor, on_iteration=interrupt)
+        train(config, make_env=corridor, callbacks=interrupt)
     with unchanged("a run that cannot start"), contextlib.suppress(ValueError):
         train(config.with_updates({"model.encoder": "impala"}), make_env=corridor)
 
@@ -123,7 +123,7 @@ def train_in_threads(folder: Path) -> None:
         in_thread(config)
     assert not errors
     with unchanged("two runs in two threads"):
-        run = train(config, make_env=corridor, on_iteration=lambda *_: in_thread(config))
+        run = train(config, make_env=corridor, callbacks=lambda *_: in_thread(config))
     assert len(errors) == config.num_iterations and "another thread" in errors[0], errors
     for name, tensor in run.agent.state_dict().items():
         assert torch.equal(tensor, alone.agent.state_dict()[name]), name

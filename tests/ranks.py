@@ -149,7 +149,7 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
         rows.append({key: x for key, x in record.items() if not key.startswith("time/")})
 
     with same_minibatches(config, processes, rank):
-        run = train(config, make_env=make_env, on_iteration=keep)
+        run = train(config, make_env=make_env, callbacks=keep)
     weights = {key: x.flatten().tolist() for key, x in run.agent.state_dict().items()}
     return {"rows": rows, "weights": weights}
 

@@ -82,7 +82,8 @@ def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
             entered.add(name)
 
     with profiled(note):
-        learn(run, lambda run, _: entered.clear() if run.iteration == 1 else None)
+        run.callbacks.on_iteration = lambda run, _: entered.clear() if run.iteration == 1 else None
+        learn(run)
     assert {"collect.py", "phases.py", "optimize.py"} <= entered
     assert len(entered) <= MAX_FILES_OF_AN_ITERATION, sorted(entered)
 
@@ -175,7 +176,8 @@ def test_the_drawing_is_what_an_iteration_calls(tmp_path: Path) -> None:
         called.append(type(frame.f_locals["self"]).__name__ if name == "__call__" else name)
 
     with profiled(note):
-        learn(run, lambda run, record: "stop" if run.iteration == 2 else None)
+        run.callbacks.on_iteration = lambda run, record: "stop" if run.iteration == 2 else None
+        learn(run)
     # The second iteration has the auxiliary phase.
     position = called.index("collect", called.index("finish_iteration"))
     for name in drawn:

@@ -359,7 +359,7 @@ def test_resume_auto_continues_the_run_of_the_same_seed(
     def stop(run: Run, record: object) -> Literal["stop"] | None:
         return "stop" if run.iteration == 1 else None
 
-    begun = train(parse_config(words), on_iteration=stop)
+    begun = train(parse_config(words), callbacks=stop)
     assert runs() == {begun.config.seed: 1}
     for _ in range(2):  # the second time it is finished
         assert main(["train", *words, "--resume", "auto"]) == 0

@@ -5,6 +5,7 @@ Every number lands in its cell, episode by episode, rollout by rollout.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -323,13 +324,15 @@ def test_returns_and_lengths_are_exact_across_rollouts() -> None:
     collector, seen, past = make_collector(), [], torch.zeros(B, 0)
     for slot in range(K):
         past = torch.cat([past, collect(collector, 1)[0].reward], dim=1)
-        finished = [
-            (past[env, t - cell.obs[2] : t + 1].sum().item(), cell.obs[2] + 1)
-            for env, row in enumerate(timeline())
-            for t, cell in enumerate(row)
-            if cell.end and slot * T <= t < (slot + 1) * T
-        ]
+        episodes = [
+            (past[env, t - cell.obs[2] : t + 1].sum().item(), cell.obs[2] + 1, env,
+             cell.end == "terminated", None)
+            for t in range(slot * T, (slot + 1) * T)
+            for env, cell in enumerate(row[t] for row in timeline()) if cell.end
+        ]  # fmt: skip
+        finished = [each[:2] for each in episodes]
         seen += [total for total, _ in finished]
+        assert collector.episodes.finished == episodes
         assert collector.episodes.report() == {
             "charts/num_episodes": [5, 6, 1][slot],
             "charts/episodic_return": pytest.approx(np.mean([total for total, _ in finished])),
@@ -343,6 +346,7 @@ def test_procgen_levels_are_counted_once_and_completion_only_where_an_episode_en
     collect(collector, 1)
     # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that
     # ended, two terminated.
+    assert all(each.level_complete == each.terminated for each in collector.episodes.finished)
     report, again = collector.episodes.report(), collector.episodes.report()
     assert report["procgen/num_levels_seen"] == again["procgen/num_levels_seen"] == 5
     assert report["procgen/level_complete"] == pytest.approx(2 / 5)
@@ -355,7 +359,8 @@ def test_episodes_survive_a_restart_before_and_after_a_report() -> None:
 
     def restarted() -> EpisodeStatistics:
         again = EpisodeStatistics(B)
-        again.load_state_dict(collector.episodes.state_dict())
+        again.load_state_dict(json.loads(json.dumps(collector.episodes.state_dict())))
+        assert again.finished == collector.episodes.finished
         return again
 
     unreported, before = restarted(), collector.episodes.report()

@@ -14,8 +14,8 @@ from phasicrl.episodes import EpisodeStatistics
 
 def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
     """Steps of a single environment: reward, and whether the episode ends."""
-    reward, ended = zip(*rows, strict=True)
-    episodes.update(torch.tensor(reward)[:, None], torch.tensor(ended)[:, None], {})
+    reward, ended = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))
+    episodes.update({"reward": reward, "terminated": ended, "ended": ended})
 
 
 def test_a_report_clears_what_it_reported_but_keeps_the_window() -> None:
@@ -53,7 +53,8 @@ def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
     for length in (120, 24, 1):
         episodes = EpisodeStatistics(5, window=1000)
         for start in range(0, 120, length):
-            episodes.update(reward[start : start + length], ended[start : start + length], {})
+            part = {"reward": reward, "terminated": ended & False, "ended": ended}
+            episodes.update({name: x[start : start + length] for name, x in part.items()})
         assert episodes.state_dict()["recent"] == expected
         report = episodes.report()
         assert report["charts/num_episodes"] == len(expected) > 15

@@ -22,7 +22,7 @@ from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
 FOLDER = Path(__file__).parents[1] / "examples"
 LEAST = {
     "first_run": 475, "own_environment_and_network": 14, "own_loop": 195, "masked_with_memory": 7,
-    "trading": 35, "hooks": 195, "dict_observations": 13,
+    "trading": 35, "callbacks": 195, "dict_observations": 13,
 }  # fmt: skip
 """The examples, with what the first number of their last line has to reach."""
 

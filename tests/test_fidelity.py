@@ -372,7 +372,7 @@ def test_a_run_ends_with_a_whole_rollout(
     config = tiny(tmp_path, total_env_steps=100, budget_rounding=rounding)
     config = config.with_updates({"ppo.schedule": "linear", "ppo.learning_rate": 0.01})
     note = lambda _, record: rates.append(record["charts/learning_rate"])  # noqa: E731
-    run = train(config, make_env=corridor, on_iteration=note)
+    run = train(config, make_env=corridor, callbacks=note)
     assert run.iteration == config.num_iterations == number and config.budget == end
     assert run.env_steps == 32 * number
     expected = [0.01 * (1 - 32 * k / end) for k in range(number)]

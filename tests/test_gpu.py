@@ -152,7 +152,8 @@ def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
 
     config = setting(folder, **{"compute.device": device, **changes})
     with pytest.raises(Stop), start_run(config, make_env=corridor) as run:
-        learn(run, stop)
+        run.callbacks.on_iteration = stop
+        learn(run)
     return run
 
 
@@ -170,7 +171,7 @@ def test_a_run_is_resumed_where_there_is_another_device(device: str, tmp_path: P
             moments = [value for state in chain(*states) for value in state.values()]
             seen.append({value.device.type for value in moments} == {other})
 
-    second = resume(first.directory, make_env=corridor, on_iteration=look)
+    second = resume(first.directory, make_env=corridor, callbacks=look)
     assert seen == [True] and second.env_steps == second.config.budget
     assert [row["iteration"] for row in RunDirectory(first.directory).metrics()] == [1, 2, 3, 4, 5]
 

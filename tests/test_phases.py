@@ -489,7 +489,7 @@ def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> N
         seen.append(run.buffer.rollout((run.iteration - 1) % 2).obs.double().flatten(0, 1))
 
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=192, obs_norm=OBS_NORM)
-    run = train(config, make_env=corridor, on_iteration=keep)
+    run = train(config, make_env=corridor, callbacks=keep)
     moments = run.agent.reader.state_dict()
     assert moments["normalizer.moments.count"] == run.env_steps == 192
     torch.testing.assert_close(moments["normalizer.moments.mean"], torch.cat(seen).mean(0))
@@ -600,7 +600,8 @@ def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_last(
 ) -> None:  # fmt: skip
     """Iterations have 32 steps."""
     run, seen = open_run(tiny(tmp_path, aux=tiny_aux(**aux), **changes)), []
-    learn(run, lambda _, record: seen.append("losses/aux/kl_loss" in record))
+    run.callbacks.on_iteration = lambda _, record: seen.append("losses/aux/kl_loss" in record)
+    learn(run)
     assert len(seen) == run.iteration == num_iterations
     assert [number for number, ran in enumerate(seen, start=1) if ran] == expected
 
@@ -620,7 +621,7 @@ def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
 
     aux = tiny_aux(learning_rate=2e-3)
     config = with_ppo(tmp_path, aux, schedule="linear", learning_rate=1e-3)
-    train(config, make_env=corridor, on_iteration=note)
+    train(config, make_env=corridor, callbacks=note)
     assert rates == [pytest.approx((1e-3 * part, 2e-3 * part)) for part in (1.0, 0.75, 0.5, 0.25)]
 
 

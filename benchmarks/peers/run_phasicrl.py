@@ -31,4 +31,4 @@ def mark(run, record):
 
 
 print(f"@ 0 {time.time()} nan", flush=True)
-run = train(config, on_iteration=mark)
+run = train(config, callbacks=mark)

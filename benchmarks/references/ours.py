@@ -138,7 +138,8 @@ class Side:
             patch.object(self.phases, "compute_targets", targets_noted),
             self._acting(recording),
         ):
-            self.algorithm.learn(run, after_iteration)
+            run.callbacks.on_iteration = after_iteration
+            self.algorithm.learn(run)
         return found, start
 
     def _acting(self, recording: Recording) -> Any:

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from phasicrl.algorithm import resume, train
     from phasicrl.training.acting import load
     from phasicrl.training.evaluate import evaluate
+    from phasicrl.training.run import Callbacks
 
 _MODULES = {
-    "evaluate": "training.evaluate", "load": "training.acting", "resume": "algorithm",
-    "train": "algorithm",
+    "Callbacks": "training.run", "evaluate": "training.evaluate", "load": "training.acting",
+    "resume": "algorithm", "train": "algorithm",
 }  # fmt: skip
 __all__ = [
-    "ActionConfig", "AuxConfig", "CheckpointConfig", "ComputeConfig", "Config", "EnvConfig",
-    "EvaluationConfig", "LogConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
+    "ActionConfig", "AuxConfig", "Callbacks", "CheckpointConfig", "ComputeConfig", "Config",
+    "EnvConfig", "EvaluationConfig", "LogConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
     "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "load", "resume", "train",
 ]  # fmt: skip
 

@@ -15,12 +15,13 @@ from phasicrl.distributed import join
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import UserObjects, restore_run, start_run
-from phasicrl.training.run import OnIteration, Run
+from phasicrl.training.run import Run
 
 
-def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
-    """Train until the budget of environment steps is spent or `on_iteration` returns "stop"."""
+def learn(run: Run) -> None:
+    """Train until the budget of environment steps is spent or a callback returns "stop"."""
     learner, buffer = run.learner, run.buffer
+    run.start()
     while run.env_steps < run.config.budget:
         if not buffer.is_full:  # else resumed in an auxiliary phase, or before one
             # Perform rollouts under the current policy π, and write them into the buffer B
@@ -45,8 +46,8 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
         if buffer.is_full and not learner.is_auxiliary_phase_left_out:
             buffer.clear()
 
-        # Log the metrics, call the hook; evaluate and save a checkpoint if either is due
-        if run.finish_iteration(run.record, on_iteration):
+        # Log the metrics, call the callbacks; evaluate and save a checkpoint if either is due
+        if run.finish_iteration(run.record):
             return
 
 
@@ -54,7 +55,6 @@ def train(
     config: Config,
     *,
     resume: Literal["never", "auto"] = "never",
-    on_iteration: OnIteration | None = None,
     **user_objects: Unpack[UserObjects],
 ) -> Run:
     """Train an agent from scratch: PPG, or PPO if `config.aux.epochs` is 0.
@@ -64,10 +64,11 @@ def train(
     Args:
         config: options of the run; `phasicrl.get_preset(name)` returns a named configuration.
         resume: `auto` resumes the newest run of this experiment, seed and length, if there is one.
-        on_iteration: callback after each iteration, with the run and its metrics. If it returns
-            "stop", the run is saved and ends; `phasicrl.resume` continues it.
-        user_objects: custom environments, networks and masks.
+        user_objects: custom callbacks, environments, networks and masks.
 
+            - `callbacks`: instance of a subclass of `phasicrl.Callbacks`, or a function of the run
+              and its metrics that is called after each iteration. If it returns "stop", the run is
+              saved and ends; `phasicrl.resume` continues it.
             - `make_env`: function that returns a Gymnasium environment, in place of
               `config.env.id`.
             - `make_vector_env`: function of the number of environments that returns a Gymnasium
@@ -94,7 +95,7 @@ def train(
         join(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
         start_run(config, resume=resume, world=world, **user_objects) as run,
     ):
-        learn(run, on_iteration)
+        learn(run)
         run.finish()
     return run
 
@@ -102,7 +103,6 @@ def train(
 def resume(
     run_dir: Path | str,
     *,
-    on_iteration: OnIteration | None = None,
     total_env_steps: int | None = None,
     accept_config_changes: bool = False,
     **user_objects: Unpack[UserObjects],
@@ -111,10 +111,9 @@ def resume(
 
     Args:
         run_dir: Run directory.
-        on_iteration: callback after each iteration, see `train`.
         total_env_steps: Train for more steps than before; a linear schedule then falls more slowly.
         accept_config_changes: Resume even if config.json was changed since the checkpoint.
-        user_objects: custom environments, networks and masks, see `train`.
+        user_objects: custom callbacks, environments, networks and masks, see `train`.
 
     Returns:
         The finished run, as from `train`.
@@ -134,6 +133,6 @@ def resume(
             **user_objects,
         ) as run,
     ):
-        learn(run, on_iteration)
+        learn(run)
         run.finish()
     return run

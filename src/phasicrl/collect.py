@@ -17,8 +17,6 @@ from phasicrl.rollout import Rollout, Samples
 
 Truncation = tuple[int, Tensor, Tensor, Tensor]
 """Truncated episodes of a step: its index, environments, final observations and memory states."""
-RolloutOutcome = tuple[Tensor, Tensor, dict[str, Tensor]]
-"""Rewards, episode ends and infos of a rollout, each `[T, B]`."""
 
 
 class Collector:
@@ -89,8 +87,10 @@ class Collector:
         """
         with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):
             with self.executor.world.sync_errors("a rollout"):
-                truncations, outcome = self._step_envs(rollout)
-            self._update_episode_stats(*outcome)
+                truncations, steps = self._step_envs(rollout)
+            # Episode statistics are of the environments of all processes.
+            gather = self.executor.world.all_gather_cat
+            self.episodes.update({name: gather(x.t()).t() for name, x in steps.items()})
             # Compute the values that acting left out, and all bootstrap values.
             if updates_obs_norm_before_targets:
                 self.agent.reader.update(rollout.obs, self.executor.world)
@@ -106,8 +106,12 @@ class Collector:
                 value_function=torch.cat([rollout.value, rollout.next_value]),
             )
 
-    def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], RolloutOutcome]:
-        """Act and step T times, and return the truncated episodes and the outcome of all steps."""
+    def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
+        """Act and step T times.
+
+        Returns:
+            The truncated episodes, and rewards, ends and infos of the steps, `[T, B]`.
+        """
         rollout.state.copy_(self._state)
         rollout.first[:, 0] = self._first
         finals: dict[int, tuple[Tensor, Tensor]] = {}
@@ -135,16 +139,8 @@ class Collector:
         buffers = (rollout.reward, rollout.terminated, rollout.truncated)
         for buffer, values in zip(buffers, (reward, terminated, truncated), strict=True):
             buffer.copy_(self.executor.upload(values).t())
-        return self._find_truncations(truncated, finals), (reward, ended, info)
-
-    def _update_episode_stats(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
-        """Update the episode statistics with the steps of all processes' environments."""
-
-        def gather_from_ranks(values: Tensor) -> Tensor:
-            return self.executor.world.all_gather_cat(values.t()).t()
-
-        infos = {name: gather_from_ranks(values) for name, values in info.items()}
-        self.episodes.update(gather_from_ranks(reward), gather_from_ranks(ended), infos)
+        steps = {**info, "reward": reward, "terminated": terminated, "ended": ended}
+        return self._find_truncations(truncated, finals), steps
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.

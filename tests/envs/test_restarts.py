@@ -218,7 +218,7 @@ def test_a_resumed_run_that_was_restarted_is_the_unbroken_one(tmp_path: Path) ->
     make_env = partial(Picky, 10**9)
     whole = train(restarting(tmp_path / "whole"), make_env=make_env)
 
-    part = train(restarting(tmp_path / "part"), make_env=make_env, on_iteration=stop_at(2))
+    part = train(restarting(tmp_path / "part"), make_env=make_env, callbacks=stop_at(2))
     assert sum(row["charts/env_restarts"] for row in rows_of(part.files)) > 0
     part = resume(part.directory, make_env=make_env)
     assert_same_run(whole, part)

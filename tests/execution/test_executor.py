@@ -59,7 +59,7 @@ def both(
     def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
         records: list[dict[str, float]] = []
         now = config.with_updates({"compute.compile": choice})
-        run = train(now, make_env=make_env, on_iteration=lambda _, row: records.append(row))
+        run = train(now, make_env=make_env, callbacks=lambda _, row: records.append(row))
         return run, records
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
@@ -332,7 +332,7 @@ def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) 
     for deterministic, look in ((False, lambda *_: None), (True, refused)):
         changes = {"model.memory": "lstm", "compute.deterministic": deterministic}
         config = setting(tmp_path, **changes)
-        run = train(config, make_env=lambda: Levers(discrete=False, masked=True), on_iteration=look)
+        run = train(config, make_env=lambda: Levers(discrete=False, masked=True), callbacks=look)
         trained.append(run.agent.state_dict())
         assert put().tolist() == [0, 2, 0] and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     assert_same(*trained)

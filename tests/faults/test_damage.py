@@ -33,7 +33,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     folder = tmp_path_factory.mktemp("stopped")
     config = tiny(folder, aux=tiny_aux(every=3), total_env_steps=192)
     config = config.with_updates({"checkpoint.every_minutes": 0.0, "log.console": "plain"})
-    run = train(config, make_env=corridor, on_iteration=stop_at(5))
+    run = train(config, make_env=corridor, callbacks=stop_at(5))
     copy = tmp_path_factory.mktemp("whole") / "run"
     shutil.copytree(run.directory, copy)
     resume(copy, make_env=corridor)
@@ -149,7 +149,7 @@ def test_two_resumes_at_once(tmp_path: Path, fault: Fault) -> None:
     finish(whole, begin_or_resume, whole, "ppg")
     expected = left(whole)
     begun = tmp_path / "begun"
-    train(small(begun, "ppg"), on_iteration=stop_at(4))
+    train(small(begun, "ppg"), callbacks=stop_at(4))
     for number in fault:
         folder = tmp_path / str(number)
         shutil.copytree(begun, folder)

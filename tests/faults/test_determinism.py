@@ -31,7 +31,7 @@ def _trained(config: Config, *, evaluated: bool = False) -> Run:
         if evaluated:
             evaluate(run.directory, episodes=2)
 
-    return train(config, on_iteration=on_iteration)
+    return train(config, callbacks=on_iteration)
 
 
 def _is_same(one: Run, other: Run) -> bool:
@@ -84,7 +84,7 @@ MAY_CHANGE: dict[str, Any] = {
     "F-18", "an option changed before a resume: refused with both values, or allowed", 15, 15
 )
 def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path, fault: Fault) -> None:
-    folder = train(small(tmp_path, "ppg"), on_iteration=stop_at(2)).directory
+    folder = train(small(tmp_path, "ppg"), callbacks=stop_at(2)).directory
     file = folder / "config.json"
     text, ways = file.read_text(), [*CHANGED, *MAY_CHANGE]
     fault.wanted = len(ways)
@@ -97,9 +97,9 @@ def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path, fault: F
                 resume(folder)
             assert said in str(error.value) and "accept_config_changes" in str(error.value)
         else:
-            resume(folder, on_iteration=lambda run, _: "stop")
+            resume(folder, callbacks=lambda run, _: "stop")
     file.write_text(Config.from_json(text).with_updates({"ppo.clip": 0.1}).to_json())
-    accepted = resume(folder, accept_config_changes=True, on_iteration=lambda *_: "stop")
+    accepted = resume(folder, accept_config_changes=True, callbacks=lambda *_: "stop")
     assert accepted.config.ppo.clip == 0.1
 
 

@@ -39,7 +39,7 @@ def _try(folder: Path, what: str, at: int | str, parallel: str) -> None:
     rows: list[int] = []
     config = tiny(folder, total_env_steps=4 * 32, checkpoint=CheckpointConfig(every_minutes=None))
     call = "reset" if isinstance(at, str) else "step"
-    how: Any = {"on_iteration": lambda run, _: rows.append(run.env_steps)}
+    how: Any = {"callbacks": lambda run, _: rows.append(run.env_steps)}
     config = config.with_updates({"env.parallel": parallel})
     with pytest.raises(EnvError) as error:
         train(config, make_env=lambda: Misbehaving(what, at), **how)

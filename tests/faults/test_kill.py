@@ -100,7 +100,7 @@ def test_a_disk_that_refuses_an_operation(
     config = small(tmp_path / "all", "ppg", total_env_steps=6 * 64)
     counts: list[int] = []
     with at_operation(0, print) as done:
-        run = train(config, on_iteration=lambda *_: counts.append(len(done)))
+        run = train(config, callbacks=lambda *_: counts.append(len(done)))
     expected = run.agent.state_dict()
     every = range(counts[0] + 1, len(done) + 1)
     numbers = every if is_full else random.Random(0).sample(every, fault.wanted)
@@ -132,7 +132,7 @@ def train_until_stopped(folder: Path) -> None:
             (folder / "waits").touch()
             time.sleep(600)
 
-    train(small(folder, "ppg", **{"checkpoint.every_minutes": None}), on_iteration=wait)
+    train(small(folder, "ppg", **{"checkpoint.every_minutes": None}), callbacks=wait)
 
 
 def test_sigterm_saves_ends_with_75_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_bad_numbers_of_environments(
         message = rf"environment 0, step\(\) at step 20 returned an? (wrong )?{what}"
         with pytest.raises(EnvError, match=message):
             train(tiny(tmp_path, checkpoint=EVERY), make_env=partial(Bad, what, number),
-                  on_iteration=keep)  # fmt: skip
+                  callbacks=keep)  # fmt: skip
         assert len(before) == 2
         assert_same(only_run(tmp_path).weights(), before[-1])
 
@@ -123,7 +123,7 @@ def test_bad_numbers_inside(
     for _ in fault:
         with pytest.raises(DivergedError, match="training has diverged") as caught:
             config = tiny(tmp_path, aux=tiny_aux(), checkpoint=EVERY)
-            train(config, make_env=corridor, on_iteration=on_iteration)
+            train(config, make_env=corridor, callbacks=on_iteration)
         assert caught.value.exit_code == 3 and len(before) == BAD_ITERATION - 1
         files = only_run(tmp_path)
         if place == "a weight":  # it is bad before the checkpoint of its iteration

@@ -323,7 +323,7 @@ def train_and_call(folder: Path) -> None:
             raise KeyError("my tracker is full")
 
     with exiting():
-        train(small(folder, "ppo", **{"compute.rank_timeout": 20.0}), on_iteration=on_iteration)
+        train(small(folder, "ppo", **{"compute.rank_timeout": 20.0}), callbacks=on_iteration)
 
 
 @pytest.mark.long
@@ -343,7 +343,7 @@ def begin_otherwise(folder: Path) -> None:
 
 
 def test_one_rank_resumes_and_the_other_starts(tmp_path: Path) -> None:
-    train(small(tmp_path, "ppo"), on_iteration=lambda *_: "stop")
+    train(small(tmp_path, "ppo"), callbacks=lambda *_: "stop")
     assert ended(start_ranks(tmp_path, 2, begin_otherwise, tmp_path)) == [6, 6]
     for words in said(tmp_path):
         assert "differ in what they start" in words and "'a new run' on rank 1" in words

@@ -187,7 +187,7 @@ def test_a_run_whose_directory_is_gone_ends_with_an_error_that_names_it(
     config = tiny(tmp_path / "runs", aux=aux, checkpoint=CheckpointConfig(every_minutes=0.0))
     message = r"tiny_corridor_s3.* was removed, moved or unmounted"
     with pytest.raises(ValueError, match=message) as error:
-        train(config, make_env=corridor, on_iteration=take)
+        train(config, make_env=corridor, callbacks=take)
     assert str(vars(error.value)["run_directory"]) in str(error.value)
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     if way != "removed":

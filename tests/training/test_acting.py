@@ -107,7 +107,7 @@ def test_a_checkpoint_has_the_weights_of_its_time(tmp_path: Path) -> None:
     run = train(
         config,
         make_env=Levers,
-        on_iteration=lambda run, _: biases.append(run.agent.value_head.bias.item()),
+        callbacks=lambda run, _: biases.append(run.agent.value_head.bias.item()),
     )
     (run.directory / "agent.safetensors").unlink()  # a checkpoint has weights enough
     _, *saved = sorted((run.directory / "checkpoints").glob("step-*"))

@@ -129,7 +129,7 @@ def test_a_resumed_run_knows_the_best_return_so_far(
     config = evaluated(tmp_path, **{"evaluation.every_iterations": 1})
     seen = scores(monkeypatch, 1.0, 3.0, 2.0, 2.5)
     run = train(
-        config, make_env=Corridor, on_iteration=lambda run, _: "stop" if len(seen) == 2 else None
+        config, make_env=Corridor, callbacks=lambda run, _: "stop" if len(seen) == 2 else None
     )
     run = resume(run.directory, make_env=Corridor)
     assert len(seen) == 4

@@ -78,9 +78,9 @@ def assert_resumed_is_unbroken(
     config: Config, tmp_path: Path, stops: tuple[int, ...], **own: Any
 ) -> None:
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), **own)
-    run = train(config, **own, on_iteration=stop_at(stops[0]))
+    run = train(config, **own, callbacks=stop_at(stops[0]))
     for stop in (*stops[1:], 10**9):
-        run = resume(run.directory, **own, on_iteration=stop_at(stop))
+        run = resume(run.directory, **own, callbacks=stop_at(stop))
     assert len(rows_of(run.files)) == config.num_iterations
     assert_same_run(run, unbroken)
 
@@ -148,7 +148,7 @@ def test_environments_without_replay_are_reported_and_start_new_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(tmp_path).with_updates({"log.console": "plain"})
-    run = train(config, make_env=Hidden, on_iteration=stop_at(2))
+    run = train(config, make_env=Hidden, callbacks=stop_at(2))
     again = resume(run.directory, make_env=Hidden)
     assert again.env_steps == 128 and again.envs_since == 64
     assert "environments start new episodes" in capsys.readouterr().out

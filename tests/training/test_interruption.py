@@ -46,7 +46,7 @@ AT_THE_END = CheckpointConfig(every_minutes=None)
 def weights_after(config: Config, iterations: int) -> dict[str, torch.Tensor]:
     """Weights of the same run in another folder, stopped in order."""
     config = replace(config, output_dir=f"{config.output_dir}/other")
-    return train(config, make_env=corridor, on_iteration=stop_at(iterations)).files.weights()
+    return train(config, make_env=corridor, callbacks=stop_at(iterations)).files.weights()
 
 
 class Breaking(Corridor):
@@ -257,7 +257,7 @@ def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["phasicrl", "train", "first"])
-    run = train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: "stop")
+    run = train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: "stop")
     before = run.files.card
     monkeypatch.setattr(sys, "argv", ["phasicrl", "resume", "second"])
     resume(run.directory, make_env=corridor)
@@ -307,7 +307,7 @@ def test_a_second_signal_at_shutdown_gives_the_same_exit_code(
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     with pytest.raises(Preempted) as caught, handle_preemption():
-        train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: signal.raise_signal(15))
+        train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: signal.raise_signal(15))
     assert caught.value.code == 75 and not codes
     assert len(RunDirectory(vars(caught.value)["run_directory"]).checkpoints) == 1
     signal.raise_signal(signal.SIGTERM)

@@ -95,7 +95,8 @@ def stop_after(iterations: int) -> Callable[[Run, dict[str, float]], None]:
 def stopped_after(iterations: int, config: Config) -> Path:
     """A run directory as a crash right after the end of an iteration leaves it."""
     with start_run(config, make_env=corridor) as run, pytest.raises(Stopped):
-        learn(run, on_iteration=stop_after(iterations))
+        run.callbacks.on_iteration = stop_after(iterations)
+        learn(run)
     return run.directory
 
 
@@ -104,11 +105,11 @@ def test_a_run_stopped_by_its_callback_is_saved_and_can_be_resumed(
     tmp_path: Path, aux: AuxConfig | None
 ) -> None:
     config = tiny(tmp_path, aux=aux, total_env_steps=224)  # a checkpoint at the end only
-    run = train(config, make_env=corridor, on_iteration=stop_at(2))
+    run = train(config, make_env=corridor, callbacks=stop_at(2))
     files = run.files
     assert (run.iteration, run.env_steps, files.card["env_steps"]) == (2, 64, 64)
     assert [path.name for path in files.checkpoints] == ["step-000000000064"]
-    again = resume(run.directory, make_env=corridor, on_iteration=stop_at(4))
+    again = resume(run.directory, make_env=corridor, callbacks=stop_at(4))
     assert again.env_steps == 128 and files.card["env_steps"] == 128
     assert resume(run.directory, make_env=corridor).env_steps == 224
     assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
@@ -167,7 +168,8 @@ def test_a_resumed_run_is_the_unbroken_one(
     config = tiny(tmp_path, aux=aux, total_env_steps=224, checkpoint=once).with_updates(changes)
     with start_run(config, make_env=make_env) as unbroken:
         with pytest.raises(Stopped):
-            learn(unbroken, on_iteration=stop_after(stop))
+            unbroken.callbacks.on_iteration = stop_after(stop)
+            learn(unbroken)
         directory = Path(shutil.copytree(unbroken.directory, tmp_path / "copy"))
         with build.restore_run(directory, make_env=make_env) as resumed:
             assert resumed.iteration == stop and resumed.buffer.num_filled == (
@@ -232,8 +234,8 @@ def test_own_metrics_are_in_the_row_of_their_iteration_after_a_resume_too(tmp_pa
         return stop_at(2)(run, _)
 
     config = tiny(tmp_path, total_env_steps=128).with_updates({"log.tensorboard": True})
-    run = train(config, make_env=corridor, on_iteration=log)
-    resume(run.directory, make_env=corridor, on_iteration=lambda run, _: run.log({"own/x": 1}))
+    run = train(config, make_env=corridor, callbacks=log)
+    resume(run.directory, make_env=corridor, callbacks=lambda run, _: run.log({"own/x": 1}))
     rows = run.files.metrics()
     assert [row.get("own/twice") for row in rows] == [2.0, 4.0, None, None]
     assert [row.get("own/x") for row in rows] == [None, None, 1.0, 1.0]
@@ -252,7 +254,7 @@ def test_an_own_metric_that_cannot_be_logged_is_named(
     values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        train(tiny(tmp_path), make_env=corridor, on_iteration=lambda run, _: run.log(values))
+        train(tiny(tmp_path), make_env=corridor, callbacks=lambda run, _: run.log(values))
 
 
 def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
@@ -323,7 +325,8 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Run, "_write_checkpoint", save)
     by_time = CheckpointConfig(every_minutes=2.0)
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
-    learn(run, on_iteration=lambda *_: clock.wait(60))
+    run.callbacks.on_iteration = lambda *_: clock.wait(60)
+    learn(run)
     assert saved == [0, 2, 4, 6]
     saved.clear()
     by_count = CheckpointConfig(every_minutes=None, every_iterations=4)
@@ -407,7 +410,8 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
     with build.restore_run(directory, make_env=corridor) as run:
         assert "step-000000000096 cannot be used" in capsys.readouterr().out
         with pytest.raises(Stopped):
-            learn(run, on_iteration=lambda run, record: (_ for _ in ()).throw(Stopped))
+            run.callbacks.on_iteration = lambda run, record: (_ for _ in ()).throw(Stopped)
+            learn(run)
         expected = {name: x.clone() for name, x in run.buffer.rollout(2).tensors().items()}
     with build.restore_run(directory, make_env=corridor) as again:
         assert again.iteration == 3
@@ -549,7 +553,7 @@ def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
             run.buffer.rollout((run.iteration - 1) % run.buffer.num_rollouts).value.mean().item()
         )
 
-    train(config, make_env=Steady, on_iteration=note)
+    train(config, make_env=Steady, callbacks=note)
     assert means[0] > -100
     # Downwards in every iteration, up to 0.5 %.
     assert max(after - before for before, after in itertools.pairwise(means)) < 4, means
@@ -647,7 +651,7 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
     value = "( and the value function)?" if value_path == "shared" else ""
     message = rf"not every number of the policy{value} is finite.*learning_rate.*max_grad_norm"
     with pytest.raises(ValueError, match=f"training has diverged: {message}"):
-        train(config, make_env=lambda: deepcopy(env), on_iteration=diverge)
+        train(config, make_env=lambda: deepcopy(env), callbacks=diverge)
 
 
 NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
@@ -722,7 +726,7 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
     def note(run: Run, record: dict[str, float]) -> None:
         actions.append(run.buffer.rollouts.action[0].clone())
 
-    run = train(config, make_env=corridor, mask_actions=forward_only, on_iteration=note)
+    run = train(config, make_env=corridor, mask_actions=forward_only, callbacks=note)
     assert all((batch == 1).all() for batch in actions[:2])
     assert any((batch == 0).any() for batch in actions[2:]) and seen == [None] * 16
     for path in run.files.checkpoints[2:]:  # two are of before the first iteration, and after it
@@ -761,7 +765,7 @@ def test_a_misspelled_object_is_named_before_anything_is_made(
 @pytest.mark.parametrize("answer", [True, "STOP", {"custom": 1.0}])
 def test_a_hook_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
     with pytest.raises(ValueError, match=r"on_iteration returned .*; expected 'stop' or None"):
-        train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: answer)
+        train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: answer)
 
 
 def test_a_stopped_run_names_the_call_that_resumes_it(
@@ -772,7 +776,7 @@ def test_a_stopped_run_names_the_call_that_resumes_it(
 
     config = tiny(tmp_path).with_updates({"log.console": "plain"})
     with pytest.raises(KeyboardInterrupt):
-        train(config, make_env=corridor, on_iteration=interrupt)
+        train(config, make_env=corridor, callbacks=interrupt)
     (folder,) = tmp_path.iterdir()
     call = re.findall(r"`(phasicrl\.resume.*?)` continues", capsys.readouterr().out)
     assert call == [f"phasicrl.resume({str(folder)!r}, make_env=…)"]

@@ -68,7 +68,7 @@ def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
     other, _ = begun(tmp_path)
     config = tiny(tmp_path, aux=tiny_aux()).with_updates({"init_from": str(other)})
     whole = train(config, make_env=corridor)
-    half = train(config, make_env=corridor, on_iteration=lambda run, record: "stop")
+    half = train(config, make_env=corridor, callbacks=lambda run, record: "stop")
     resumed = resume(half.directory, make_env=corridor)
     assert_same(resumed.agent.state_dict(), whole.agent.state_dict())
 

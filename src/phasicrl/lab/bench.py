@@ -169,7 +169,8 @@ def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float
         iterations.clear()
         return "stop" if len(periods) >= 4 and now - start >= seconds else None
 
-    learn(run, record_period)
+    run.callbacks.on_iteration = record_period
+    learn(run)
     steps = run.config.batch_size * length
     whole, rollout, *updates = zip(*periods[1:], strict=True)
     shares = [sum(times) / sum(whole) for times in (rollout, *updates)]
@@ -186,7 +187,8 @@ def _write_trace(run: Any, path: Path) -> str:
     """Record the kernels of one period; return a table of the most expensive ones."""
     last = run.iteration + run.config.aux_phase_interval
     with torch.profiler.profile() as profile:
-        learn(run, lambda run, _: "stop" if run.iteration == last else None)
+        run.callbacks.on_iteration = lambda run, _: "stop" if run.iteration == last else None
+        learn(run)
     profile.export_chrome_trace(str(path))
     order = f"self_{run.executor.device.type}_time_total"
     table = profile.key_averages().table(sort_by=order, row_limit=8, max_name_column_width=40)

@@ -41,7 +41,7 @@ from phasicrl.system.machine import num_cores, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
 from phasicrl.training.agreement import check_directory_is_shared, check_divisible_by_ranks
-from phasicrl.training.run import Run
+from phasicrl.training.run import Callbacks, OnIteration, Run
 from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights
 
@@ -61,6 +61,7 @@ class UserObjects(EvaluationObjects, total=False):
     """Custom objects of a run, see `phasicrl.train`."""
 
     mask_actions: MaskFunction | None
+    callbacks: Callbacks | OnIteration | None
 
 
 def start_run(
@@ -153,6 +154,7 @@ def restore_run(
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
+            objects["callbacks"] = None
         run, remark = _build_run(
             config, objects, world, signals, resources, lambda: files, part.tree
         )

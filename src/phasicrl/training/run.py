@@ -20,6 +20,7 @@ from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.distributed import RankError
 from phasicrl.envs.protocol import TIME_LIMIT
+from phasicrl.episodes import Episode
 from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
 from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_error
@@ -43,8 +44,28 @@ def _name(function: Any) -> str:
     return f"{function.__module__}:{name}"
 
 
+class Callbacks:
+    """Base class of callbacks of a run, whose methods do nothing.
+
+    Override some of them, and pass an instance to `phasicrl.train`. Every process of a run calls
+    them; `run.log` works in all. After an error in one, the run is saved with its last iteration.
+    """
+
+    def on_start(self, run: Run, /) -> None:
+        """Run before the first iteration of a new or resumed run."""
+
+    def on_episode(self, run: Run, episode: Episode, /) -> None:
+        """Run at the end of an iteration for each episode that ended in it, in their order."""
+
+    def on_iteration(self, run: Run, record: Record, /) -> Literal["stop"] | None:
+        """Run after each iteration, with its metrics; return "stop" to save and end the run."""
+
+    def on_end(self, run: Run, /) -> None:
+        """Run after the last iteration, also after "stop", before the final state is saved."""
+
+
 OnIteration = Callable[["Run", Record], Literal["stop"] | None]
-"""Called after each iteration with the run and its metrics; "stop" ends the run there."""
+"""Function in place of `Callbacks` that is used as their `on_iteration`."""
 
 
 def _copy_tree(tree: Any) -> Any:
@@ -71,6 +92,7 @@ class Run:
         agent: networks of the learner.
         envs: environments of this process.
         world: processes of the run.
+        callbacks: callbacks of the user.
 
     Args:
         config: options of the run.
@@ -89,7 +111,13 @@ class Run:
         buffer: PhaseBuffer, log: MetricsLog, *, signals: Signals, envs_since: int,
         user: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.config, self.files, self.user = config, files, user
+        self.config, self.files, self.user = config, files, {**user}
+        given: Any = self.user.pop("callbacks") or Callbacks()
+        self.callbacks = given if isinstance(given, Callbacks) else Callbacks()
+        if given is not self.callbacks:
+            if not callable(given) or isinstance(given, type):
+                raise ValueError(f"callbacks is {given!r}; expected a Callbacks() or a function")
+            vars(self.callbacks)["on_iteration"] = given
         self.learner, self.collector, self.buffer = learner, collector, buffer
         self.metrics_log, self._own_metrics = log, dict[str, float]()
         self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
@@ -123,6 +151,11 @@ class Run:
     def seconds(self) -> float:
         """Wall-clock time of the run, including the time before it was resumed."""
         return self._seconds_before + time.perf_counter() - self._started
+
+    def start(self) -> None:
+        """Call `on_start` of the callbacks."""
+        with self.world.sync_errors("on_start"):
+            self.callbacks.on_start(self)
 
     def collect(self, rollout: Rollout) -> Rollout:
         """Fill a rollout, count its environment steps, and return the rollout."""
@@ -167,16 +200,18 @@ class Run:
             except (TypeError, ValueError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
-    def finish_iteration(self, record: Record, on_iteration: OnIteration | None = None) -> bool:
-        """Log the iteration's metrics, call the hook; evaluate and save if either is due.
+    def finish_iteration(self, record: Record) -> bool:
+        """Log the iteration's metrics, call the callbacks; evaluate and save if either is due.
 
         Returns:
-            Whether to stop: the hook of a process returned "stop", or `stop_at_return` is reached.
+            Whether to stop: `on_iteration` of a process returned "stop", or `stop_at_return` is
+            reached.
 
         Raises:
-            ValueError: the hook returned something else.
+            ValueError: `on_iteration` returned something else.
         """
         total = time.perf_counter() - self._iteration_started
+        finished = list(self.collector.episodes.finished)
         record |= self.collector.episodes.report() | {
             "charts/SPS": self.config.batch_size / total,
             "time/rollout": self._rollout_seconds,
@@ -191,11 +226,13 @@ class Run:
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
         try:
-            with self.world.sync_errors("on_iteration"):
-                answer = None if on_iteration is None else on_iteration(self, record)
+            with self.world.sync_errors("on_episode or on_iteration"):
+                for episode in finished:
+                    self.callbacks.on_episode(self, episode)
+                answer = self.callbacks.on_iteration(self, record)
                 if answer not in (None, "stop"):
                     raise ValueError(f"on_iteration returned {answer!r}; expected 'stop' or None")
-        finally:  # whatever the hook does, the iteration is complete
+        finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics({})
             self.maybe_checkpoint()
         goal, episodes = self.config.stop_at_return, self.collector.episodes
@@ -259,9 +296,12 @@ class Run:
         self._snapshot = _copy_tree(self.state_dict()), self._buffer_chunks()
 
     def finish(self) -> None:
-        """Save the final state and the card, unless the run was finished before."""
+        """Call `on_end`, save the final state and the card, unless the run was finished before."""
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
+            with self.world.sync_errors("on_end"):
+                self.callbacks.on_end(self)
+            self._write_metrics({})
             self.save()
             self.write_card()
 

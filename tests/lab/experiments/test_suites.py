@@ -205,7 +205,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     original = trials.train
 
     def cut(config: Any, **_: Any) -> Any:
-        original(config, on_iteration=lambda *_: "stop")
+        original(config, callbacks=lambda *_: "stop")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trials, "train", cut)
@@ -222,7 +222,7 @@ def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.M
 
     def diverging(config: Any, **_: Any) -> Any:
         if config.ppo.clip is None:
-            files = original(config, on_iteration=lambda *_: "stop").files
+            files = original(config, callbacks=lambda *_: "stop").files
             files.write_card(files.card | {"diverged": True})
             raise DivergedError("not finite")
         return original(config)

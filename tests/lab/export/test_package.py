@@ -75,7 +75,7 @@ def test_the_events_of_all_processes_of_a_run_are_packed_in_one_file(tmp_path: P
     def stop_once(run: Run, _: Any) -> Any:
         return "stop" if run.iteration == 2 else None
 
-    run = train(config, make_env=corridor, on_iteration=stop_once).directory
+    run = train(config, make_env=corridor, callbacks=stop_once).directory
     resume(run, make_env=corridor)
     assert len(list(run.glob("events.out.tfevents.*"))) == 2
     (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)

@@ -229,7 +229,7 @@ def test_diverged_runs_have_lowest_returns(tmp_path: Path, monkeypatch: pytest.M
     plain = trials.train
 
     def diverging(config: Config, **how: Any) -> None:
-        run = plain(config, on_iteration=lambda run, _: "stop" if run.iteration == 9 else None)
+        run = plain(config, callbacks=lambda run, _: "stop" if run.iteration == 9 else None)
         run.files.write_card(run.files.card | {"diverged": True})
         raise ValueError("no numbers")
 

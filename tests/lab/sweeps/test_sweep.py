@@ -159,7 +159,7 @@ def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     plain = trials.train
 
     def interrupted(config: Config, **how: Any) -> None:
-        plain(config, on_iteration=lambda run, _: "stop" if run.iteration == 9 else None)
+        plain(config, callbacks=lambda run, _: "stop" if run.iteration == 9 else None)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trials, "train", interrupted)

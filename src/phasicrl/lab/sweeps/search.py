@@ -195,7 +195,7 @@ def _train_steps(config: Config, env_steps: int) -> RunDirectory:
         if (rows := run.last_rows(1)) and rows[-1]["env_steps"] >= env_steps:
             return run
     return runner.train_or_resume(
-        config, on_iteration=lambda run, _: "stop" if run.env_steps >= env_steps else None
+        config, callbacks=lambda run, _: "stop" if run.env_steps >= env_steps else None
     )
 
 
