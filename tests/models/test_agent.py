@@ -296,7 +296,7 @@ def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     trained = run.agent.state_dict()
     heads = [name for name in trained if name.startswith(("policy_head.linear.", "value_head."))]
     assert len(heads) == 8 and not any(torch.equal(trained[x], start[x]) for x in heads)
-    half = train(config, **given, on_iteration=stop_at(2)).directory
+    half = train(config, **given, callbacks=stop_at(2)).directory
     assert_same_run(resume(half, **given), run)
     agent = load(run.directory, **given)
     assert_same(agent.network.state_dict(), trained)

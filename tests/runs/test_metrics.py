@@ -180,7 +180,9 @@ def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
 
 
 def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}\n{"env_ste\n{"env_steps": 384}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        "{}\n{\n{}\n".replace("{}", '{"env_steps": 128, "iteration": 1}')
+    )
     with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is damaged"):
         RunDirectory(tmp_path).metrics()
 

@@ -229,15 +229,17 @@ def test_a_run_stops_at_a_return_of_100_episodes_and_continues_with_another(tmp_
 
 
 def test_own_metrics_are_in_the_row_of_their_iteration_after_a_resume_too(tmp_path: Path) -> None:
-    def log(run: Run, _: object) -> Any:
+    def log(run: Run, record: dict[str, float]) -> Any:
         run.log({"own/twice": torch.tensor(2.0 * run.iteration)})
-        return stop_at(2)(run, _)
+        record["own/thrice"] = 3 * run.iteration
+        return stop_at(2)(run, record)
 
     config = tiny(tmp_path, total_env_steps=128).with_updates({"log.tensorboard": True})
     run = train(config, make_env=corridor, callbacks=log)
     resume(run.directory, make_env=corridor, callbacks=lambda run, _: run.log({"own/x": 1}))
     rows = run.files.metrics()
     assert [row.get("own/twice") for row in rows] == [2.0, 4.0, None, None]
+    assert [row.get("own/thrice") for row in rows] == [3.0, 6.0, None, None]
     assert [row.get("own/x") for row in rows] == [None, None, 1.0, 1.0]
     assert run.files.metrics("own/x")[2]["own/x"] == 1.0
     events = EventAccumulator(str(run.directory))

@@ -108,25 +108,18 @@ class Agent(nn.Module):
         def new_encoder(config: ModelConfig) -> nn.Module:
             if make_encoder is None:
                 return build_encoder(observation_space, config, generator)
-            custom = make_encoder(observation_space)
-            if not isinstance(getattr(custom, "num_features", None), int):
-                given = f"make_encoder returned a {type(custom).__name__} without num_features"
-                raise ValueError(f"{given}; expected the width of its features, an integer")
-            layout = self.reader.layout
-            inputs = self.reader(torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype)))
-            shapes = map_leaves(observation_space, lambda part: tuple(part.shape), inputs)
-            return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))
+            return _make_custom_encoder(make_encoder, observation_space, self.reader)
 
         def new_memory(encoder: nn.Module) -> Memory:
             num_inputs: Any = encoder.num_features
             return make_memory(num_inputs, config, generator)
 
         def new_head(name: str, memory: Memory, scale: float, num_outputs: int = 1) -> Any:
-            size, expected = memory.num_features, (2, 1, num_outputs)
-            head = None if make_head is None else make_head(name, size, num_outputs)
-            if head is not None:
-                inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
-                return _check_output(f"make_head({name!r}, …)", head, inputs, shape, expected)
+            size = memory.num_features
+            if make_head and (head := make_head(name, size, num_outputs)) is not None:
+                inputs, expected = torch.zeros(2, 1, size), (2, 1, num_outputs)
+                maker, shape = f"make_head({name!r}, …)", tuple(inputs.shape)
+                return _check_output(maker, head, inputs, shape, expected)
             linear = nn.Linear(size, num_outputs)
             return Initializer(config.heads_init, generator)(linear, scale)
 
@@ -145,8 +138,8 @@ class Agent(nn.Module):
             statistics, decay = value_norm.statistics, value_norm.decay
             self.value_normalizer = ValueNormalizer(statistics=statistics, decay=decay)
             if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
-                given = f"value_norm.statistics is {statistics}"
-                raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
+                rule = "none, or value heads that are one nn.Linear"
+                raise ValueError(f"value_norm.statistics is {statistics}; expected {rule}")
 
     @property
     def state_size(self) -> int:
@@ -311,6 +304,23 @@ class Agent(nn.Module):
         """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
+
+
+def _make_custom_encoder(
+    make_encoder: EncoderFactory, space: gym.Space[Any], reader: ObservationReader
+) -> nn.Module:
+    """Make a custom encoder, and check its output for two observations.
+
+    Raises:
+        ValueError: it has no `num_features`, fails, or its output has another shape.
+    """
+    encoder = make_encoder(space)
+    if not isinstance(getattr(encoder, "num_features", None), int):
+        given = f"make_encoder returned a {type(encoder).__name__} without num_features"
+        raise ValueError(f"{given}; expected the width of its features, an integer")
+    inputs = reader(torch.from_numpy(np.zeros((2, *reader.layout.shape), reader.layout.dtype)))
+    shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
+    return _check_output("make_encoder", encoder, inputs, shapes, (2, encoder.num_features))
 
 
 @torch.no_grad()

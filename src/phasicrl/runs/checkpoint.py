@@ -178,7 +178,7 @@ def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
     """
     manifest, prefix = _read_manifest(path), _prefix(rank)
     if run_id and manifest["run"] != run_id:
-        raise ValueError(f"it belongs to run {manifest['run']}; card.json says {run_id}")
+        raise ValueError(f"it belongs to run {manifest['run']}; expected {run_id}, of card.json")
     parts = manifest["files"]
     for file, digest in (ChainMap(*parts) if rank == 0 else parts[rank]).items():
         if Path(file).name != file or digest != hash_file(path / file):

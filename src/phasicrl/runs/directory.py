@@ -141,7 +141,7 @@ class RunDirectory:
         """
         self._check_is_run()
         self.reject_special_files()
-        for name, used in dict(self.card.get("own", {})).items():
+        for name, used in dict(self.card.get("own") or {}).items():
             kind = USER_OBJECTS.get(name)
             names = [other for other in given if USER_OBJECTS[other] == kind]
             if names and all(given[other] is None for other in names):
@@ -173,8 +173,8 @@ class RunDirectory:
         path = self.path / CARD_FILE
         card = read_json(path) if path.exists() else {}
         for name, kind in _CARD_TYPES.items():
-            if not isinstance(value := card.get(name, kind()), kind):
-                given = f"{path} is damaged: {name} is {value!r}"
+            if not isinstance(card.get(name) or kind(), kind):
+                given = f"{path} is damaged: {name} is {card[name]!r}"
                 raise ValueError(f"{given}; expected {kind.__name__}. Restore or remove the file")
         return card
 
@@ -337,7 +337,7 @@ class RunDirectory:
         Raises:
             ValueError: kind or shape of a part differs; the message has both.
         """
-        trained: dict[str, str] = self.card.get("spaces", spaces)
+        trained: Mapping[str, str] = self.card.get("spaces") or spaces
         both = [(part, trained.get(part), spaces.get(part)) for part in {**trained, **spaces}]
         text = "; ".join(
             f"{self.path / CARD_FILE} says {part} {before}, and this environment has {now}"
@@ -375,7 +375,7 @@ def _read_row(line: str) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and {*POSITION_FIELDS} <= {*row} else None
+    return row if isinstance(row, dict) and {"env_steps", "iteration"} <= {*row} else None
 
 
 def _stem(config: Config) -> str:

@@ -127,11 +127,11 @@ class Run:
         self.record: Record = {}
         self.envs_since = envs_since
         before = files.card
-        self._steps_on_card: int = before.get("env_steps", 0)
+        self._steps_on_card: int = before.get("env_steps") or 0
         self._origin: dict[str, Any] = {
             "run": self.world.broadcast_object(before.get("run") or uuid.uuid4().hex),
             "command": before.get("command", sys.argv),
-            "resumed": [*before.get("resumed", []), sys.argv] if before else [],
+            "resumed": [*(before.get("resumed") or []), sys.argv] if before else [],
         }
         self._signals = signals
         self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, user)
@@ -225,6 +225,7 @@ class Run:
         if is_reached and math.isnan(self.collector.episodes.recent_mean):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
+        known = {*record}
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
                 for episode in finished:
@@ -232,6 +233,7 @@ class Run:
                 answer = self.callbacks.on_iteration(self, record)
                 if answer not in (None, "stop"):
                     raise ValueError(f"on_iteration returned {answer!r}; expected 'stop' or None")
+                self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics({})
             self.maybe_checkpoint()

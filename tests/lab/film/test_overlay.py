@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.config import ActionConfig
-from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
 
 pytest.importorskip("PIL", reason="needs the extra `lab`")

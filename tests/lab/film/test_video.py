@@ -129,7 +129,7 @@ def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
             image[..., 1] = kind(0.4 * largest)
             return image
 
-    envs = {"make_vector_env": vectors(Shows)} if in_vector else {"make_env": Shows}
+    envs: dict[str, Any] = {"make_vector_env": vectors(Shows)} if in_vector else {"make_env": Shows}
     run = train(tiny(tmp_path), **envs)
     path, _ = film(run.directory, episodes=1, size=16, **envs)
     last = read_film(path, 16, 32)[-1]

@@ -156,8 +156,8 @@ class _Renderer:
             expected = ", ".join([*map(str, self._shape), "height, width, 3 or 4"])
             text = f"render() of {type(self.env.unwrapped).__name__} {what}; expected [{expected}]"
             raise ValueError(f"{text} of uint8, or of float from 0 to 1 or from 0 to 255")
-        self._last = image[..., :3]
-        return self._last
+        image = self._last = image[..., :3]
+        return image
 
     def get_last_image(self) -> np.ndarray:
         """Return the last drawn image; there is always one, because each reset draws first."""
