@@ -243,6 +243,13 @@ def print_lines(result: Iterable[object]) -> None:
     print(escape_control_chars("\n".join(map(str, result))))
 
 
+def print_table(table: Any) -> None:
+    """Print a table, as wide as the terminal at most."""
+    from rich.console import Console
+
+    Console().print(table)
+
+
 # --- train and resume
 
 
@@ -368,7 +375,6 @@ def _print_run(run: Run) -> None:
     """Print the run directory and a table of results, on rank 0."""
     if not run.world.is_first:
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -376,7 +382,7 @@ def _print_run(run: Run) -> None:
     table = Table(title=Text(escape_control_chars(title)), show_header=False)
     for name, value in run.summary().items():
         table.add_row(name, value)
-    Console().print(table)
+    print_table(table)
     print_lines([f"run directory: {run.directory}"])
 
 
@@ -395,7 +401,6 @@ def _evaluate(words: list[str]) -> None:
 
 def print_evaluations(results: list[Evaluation]) -> None:
     """Print the results of evaluations as a table."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("policy", title=f"{len(results[0].returns)} episodes", title_justify="left")
@@ -408,7 +413,7 @@ def print_evaluations(results: list[Evaluation]) -> None:
         interval = "{:.2f} … {:.2f}".format(*row["interval_95"])
         rest = (f"{row[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
         table.add_row(label, f"{result.mean_return:.2f}", interval, *rest)
-    Console().print(table)
+    print_table(table)
 
 
 def _preset_lines() -> list[str]:
@@ -436,7 +441,6 @@ def _show_presets(pattern: str = "") -> None:
     if not found:
         near = suggest_name(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(show_lines=True)
@@ -451,7 +455,7 @@ def _show_presets(pattern: str = "") -> None:
         trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "untrained"
         text = f"{preset.summary}\n[dim]{preset.source}[/dim]\n{trained}"
         table.add_row(name, text, "\n".join(lines))
-    Console().print(table)
+    print_table(table)
 
 
 def _envs(words: list[str]) -> None:

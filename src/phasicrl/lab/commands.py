@@ -93,12 +93,10 @@ def _compare(words: list[str]) -> None:
 
 def _print_comparison(comparison: Any) -> None:
     """Print the tables and the files of a comparison."""
-    from rich.console import Console
-
     from phasicrl.lab.analysis.compare import make_tables
 
     for table in make_tables(comparison):
-        Console().print(table)
+        cli.print_table(table)
     cli.print_lines(comparison.files)
 
 
@@ -199,11 +197,9 @@ def _bench(words: list[str]) -> None:
 
 def _doctor(words: list[str]) -> None:
     """Check what works on this machine, and name the remedy for what does not."""
-    from rich.console import Console
-
     from phasicrl.lab.doctor import check_machine, make_check_table
 
-    Console().print(make_check_table(cli.parse_and_call(check_machine, "doctor", words)))
+    cli.print_table(make_check_table(cli.parse_and_call(check_machine, "doctor", words)))
 
 
 COMMANDS: dict[str, cli.Command] = {
