@@ -36,6 +36,9 @@ def log_ratio(*ratios: float) -> tuple[Tensor, Tensor]:
     return (old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(), old
 
 
+CLIP, NO_CLIP = torch.tensor(0.2, dtype=torch.float64), torch.tensor(math.inf)
+
+
 def float64(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
@@ -56,20 +59,20 @@ def float64(*numbers: float) -> Tensor:
 )
 def test_surrogate_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
     log_prob, old = log_ratio(ratio)
-    result = surrogate_loss(log_prob, old, float64(advantage), clip=0.2)
+    result = surrogate_loss(log_prob, old, float64(advantage), clip=CLIP)
     assert result.tolist() == pytest.approx([loss])
     assert gradient(result, log_prob) == pytest.approx([slope])
 
 
 def test_without_clip_the_surrogate_is_plain() -> None:
     log_prob, old = log_ratio(0.1, 0.9, 10.0)
-    result = surrogate_loss(log_prob, old, float64(2.0, -3.0, 1.0), clip=None)
+    result = surrogate_loss(log_prob, old, float64(2.0, -3.0, 1.0), clip=NO_CLIP)
     assert result.tolist() == pytest.approx([-0.2, 2.7, -10.0])
     assert gradient(result, log_prob) == pytest.approx([-0.2, 2.7, -10.0])
 
 
-@pytest.mark.parametrize("clip", [0.2, None])
-def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: float | None) -> None:
+@pytest.mark.parametrize("clip", [CLIP, NO_CLIP])
+def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: Tensor) -> None:
     """And that of the log-probability loss."""
     generator, action = Generator().manual_seed(0), torch.arange(50) % 4
     random = torch.randn(50, 5, dtype=torch.float64, generator=generator)
@@ -153,8 +156,8 @@ def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
 
 def test_clipped_fraction_by_hand() -> None:
     log_prob, old = log_ratio(0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 3.0)
-    assert mark_clipped_ratios(log_prob, old, clip=0.2).tolist() == [1, 1, 0, 0, 0, 1, 1]
-    assert mark_clipped_ratios(log_prob, old, clip=None).tolist() == [0] * 7
+    assert mark_clipped_ratios(log_prob, old, clip=CLIP).tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert mark_clipped_ratios(log_prob, old, clip=NO_CLIP).tolist() == [0] * 7
 
 
 def test_joint_auxiliary_loss_by_hand() -> None:

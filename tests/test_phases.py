@@ -25,7 +25,6 @@ from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
 from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, open_run, tiny, tiny_aux
 
-NO_PENALTY = torch.tensor(0.0)
 EVERY_PATH = pytest.mark.parametrize("value_path", ["separate", "shared", "detached"])
 
 
@@ -68,7 +67,7 @@ def loss_of(
     value: bool = True,
 ) -> Tensor:  # fmt: skip
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, policy, value)
-    return loss(samples, torch.tensor(kl_coef))[0]
+    return loss(samples, torch.tensor(kl_coef), *run.learner.loss_coefficients()[1:])[0]
 
 
 def stages(run: Run, samples: PolicySamples | None = None) -> list[str]:
@@ -141,7 +140,7 @@ def test_minibatches_cover_each_step_once_an_epoch(tmp_path: Path, norm: str) ->
     samples = run.buffer.rollout(0).policy_samples(torch.arange(32.0).reshape(4, 8))
     original = objectives.surrogate_loss
 
-    def spy(log_prob: Tensor, old: Tensor, advantage: Tensor, *, clip: float | None) -> Tensor:
+    def spy(log_prob: Tensor, old: Tensor, advantage: Tensor, *, clip: Tensor) -> Tensor:
         seen.append(advantage.flatten())
         return original(log_prob, old, advantage, clip=clip)
 
@@ -175,8 +174,9 @@ def test_other_steps_than_whole_episodes_do_not_count(tmp_path: Path, norm: Any)
     if norm != "none":
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     loss = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=True)
-    expected = loss(replace(alone, advantage=advantage), NO_PENALTY)
-    torch.testing.assert_close(loss(normalized.as_transitions(), NO_PENALTY), expected)
+    coefficients = run.learner.loss_coefficients()
+    expected = loss(replace(alone, advantage=advantage), *coefficients)
+    torch.testing.assert_close(loss(normalized.as_transitions(), *coefficients), expected)
     explained = returns.explained_variance(alone.old_value, alone.value_target)
     assert record["losses/explained_variance"] == pytest.approx(explained, rel=1e-4)
 
@@ -290,7 +290,9 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
         settings = StepSettings("policy", run.agent.param_groups(), frozen, None)
-        run.executor.make_gradient_step(loss, settings)(everything, NO_PENALTY)
+        run.executor.make_gradient_step(loss, settings)(
+            everything, *run.learner.loss_coefficients()
+        )
         gradients.append([p.grad.clone() for p in run.agent.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
@@ -312,7 +314,7 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
     step = run.executor.make_gradient_step(loss, run.learner.step_settings("policy"))
     minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
     with patch.object(optimize, "step_optimizer_", keep):
-        names, (seen, norm), weight = step(minibatch, NO_PENALTY)
+        names, (seen, norm), weight = step(minibatch, *run.learner.loss_coefficients())
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(norms).norm().item(), rel=1e-4)
     whole = [list(run.agent.parameters())]

@@ -24,11 +24,11 @@ from phasicrl.presets import get_preset
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
 
-@pytest.mark.parametrize("clip", [0.2, 1.5, None])
-def test_around_the_old_policy_it_is_the_surrogate(clip: float | None) -> None:
+@pytest.mark.parametrize("clip", [0.2, 1.5, math.inf])
+def test_around_the_old_policy_it_is_the_surrogate(clip: float) -> None:
     log_prob, old, advantage = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
-    expected = surrogate_loss(log_prob, old, advantage, clip=clip)
-    found = decoupled_surrogate_loss(log_prob, old, old, advantage, clip=clip)
+    expected = surrogate_loss(log_prob, old, advantage, clip=torch.tensor(clip))
+    found = decoupled_surrogate_loss(log_prob, old, old, advantage, clip=torch.tensor(clip))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -36,17 +36,18 @@ def test_the_clip_is_around_the_proximal_policy() -> None:
     """By hand: r = 1.5 against the old policy, 1.5 / 1.4 against the proximal one."""
     old = torch.zeros(1)
     log_prob, proximal = torch.tensor([1.5]).log(), torch.tensor([1.4]).log()
-    one = torch.ones(1)
-    found = decoupled_surrogate_loss(log_prob, proximal, old, one, clip=0.2)
+    one, clip = torch.ones(1), torch.tensor(0.2)
+    found = decoupled_surrogate_loss(log_prob, proximal, old, one, clip=clip)
     assert found.tolist() == pytest.approx([-1.5])  # 1.5 / 1.4 is within 1.2: not clipped
-    assert surrogate_loss(log_prob, old, one, clip=0.2).tolist() == pytest.approx([-1.2])
-    found = decoupled_surrogate_loss(log_prob, proximal, old, one, clip=0.05)
+    assert surrogate_loss(log_prob, old, one, clip=clip).tolist() == pytest.approx([-1.2])
+    found = decoupled_surrogate_loss(log_prob, proximal, old, one, clip=torch.tensor(0.05))
     assert found.tolist() == pytest.approx([-1.4 * 1.05])
 
 
 def test_a_ratio_is_never_larger_than_a_hundred() -> None:
     log_prob, old = torch.zeros(1, requires_grad=True), torch.tensor([-50.0])
-    loss = decoupled_surrogate_loss(log_prob, log_prob.detach(), old, torch.ones(1), clip=None)
+    clip = torch.tensor(math.inf)
+    loss = decoupled_surrogate_loss(log_prob, log_prob.detach(), old, torch.ones(1), clip=clip)
     (gradient,) = torch.autograd.grad(loss.sum(), log_prob)
     assert loss.tolist() == pytest.approx([-100.0])
     assert gradient.tolist() == pytest.approx([-100.0])
@@ -172,8 +173,9 @@ def test_loss_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path:
     samples = rollout.policy_samples(advantage)
     samples = replace(samples, old_dist_params=uniform, old_log_prob=old)
     loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)
-    without, _ = loss(samples, torch.tensor(0.0))
-    with_penalty, terms = loss(samples, torch.tensor(1.0))
+    _, *others = run.learner.loss_coefficients()
+    without, _ = loss(samples, torch.tensor(0.0), *others)
+    with_penalty, terms = loss(samples, torch.tensor(1.0), *others)
     log_ratio = rollout.log_prob + math.log(num_actions)
     assert log_ratio.abs().max() > 0.01, "the policy is not uniform"
     torch.testing.assert_close(with_penalty - without, log_ratio.square().mean() / 2)

@@ -64,7 +64,7 @@ def train(
     Args:
         config: options of the run; `phasicrl.get_preset(name)` returns a named configuration.
         resume: `auto` resumes the newest run of this experiment, seed and length, if there is one.
-        user_objects: custom callbacks, environments, networks and masks.
+        user_objects: custom callbacks, environments, networks, masks and schedules.
 
             - `callbacks`: instance of a subclass of `phasicrl.Callbacks`, or a function of the run
               and its metrics that is called after each iteration. If it returns "stop", the run is
@@ -80,6 +80,9 @@ def train(
               numbers of features and outputs that returns a network, or None for a linear layer.
             - `mask_actions`: function of observations `[B, …]` and the environments' masks that
               returns the masks of the first `config.env.heuristic_mask_steps` steps.
+            - `schedule`: function of the progress, from 0 to 1 by environment steps, that returns
+              learning rates, clip range or entropy coefficient for the next iteration, such as
+              `{"ppo.clip": 0.2 * (1 - progress)}`, in place of constants and of named schedules.
 
     Returns:
         The finished run: `run.agent`, `run.directory`, `run.summary()`.
@@ -111,9 +114,9 @@ def resume(
 
     Args:
         run_dir: Run directory.
-        total_env_steps: Train for more steps than before; a linear schedule then falls more slowly.
+        total_env_steps: Train for more steps than before; schedules then fall more slowly.
         accept_config_changes: Resume even if config.json was changed since the checkpoint.
-        user_objects: custom callbacks, environments, networks and masks, see `train`.
+        user_objects: custom callbacks, environments, networks, masks and schedules, see `train`.
 
     Returns:
         The finished run, as from `train`.

@@ -37,6 +37,13 @@ Levels = Literal["unseen", "train"]
 EvaluatedLevels = Literal["unseen", "train", "both"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
+Schedule = Callable[[float], Mapping[str, float]]
+"""Function of the progress of a run, 0 to 1, that returns values of some options by path."""
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+}
+"""Factor of an option by the progress of a run, 0 to 1, for each schedule that changes it."""
 _RANGES: dict[str, Callable[[float], bool]] = {
     "a number above 0": lambda x: 0 < x < math.inf,
     "0 or a number above it": lambda x: 0 <= x < math.inf,
@@ -314,6 +321,10 @@ class PPOConfig(_Group):
     `log_prob`: log-probability times advantage, as in REINFORCE (Williams 1992)."""
     clip: _Float | None = 0.2
     """Clip range ε of the probability ratio (PPO paper, eq. 7); none: no clipping."""
+    clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule of the clip range.
+    `constant`: no change (OPPG).
+    `linear`, `cosine`: decay to zero (Baselines; ours)."""
     kl_penalty: _Weight = 0.0
     """Weight of the penalty on the KL divergence from the old policy (PPO paper, eq. 8)."""
     kl_estimate: Literal["sampled", "exact"] = "sampled"
@@ -333,6 +344,10 @@ class PPOConfig(_Group):
     around the policy that acted."""
     entropy_coef: _Weight = 0.01
     """Weight of the entropy bonus (PPO paper, eq. 9; PPG paper: 0.01)."""
+    entropy_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule of the weight of the entropy bonus.
+    `constant`: no change (OPPG).
+    `linear`, `cosine`: decay to zero (ours)."""
     value_coef: _Weight = 1.0
     """Weight of the value loss, half the squared error (OPPG: 1, its vfcoef of 0.5)."""
     value_clip: _Float | None = None
@@ -352,10 +367,10 @@ class PPOConfig(_Group):
     """Learning rate of Adam (PPG paper: 5e-4)."""
     value_learning_rate: _Float | None = None
     """Learning rate of a separate value network (Spinning Up: 1e-3); none: `ppo.learning_rate`."""
-    schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
-    """Learning-rate schedule.
+    schedule: Literal["constant", "linear", "cosine", "adaptive_kl"] = "constant"
+    """Schedule of the learning rates, of the auxiliary phase, too.
     `constant`: no change (OPPG).
-    `linear`: decay to zero (Baselines).
+    `linear`, `cosine`: decay to zero (Baselines; ours).
     `adaptive_kl`: by the analytic KL of each minibatch, before its gradient step (rsl_rl)."""
     schedule_kl: _Float = 0.01
     """Target KL of `adaptive_kl`, which changes the rate by factors of 1.5 (rsl_rl)."""
@@ -689,7 +704,7 @@ class Config(_Group):
 
     @property
     def budget(self) -> int:
-        """Number of environment steps after which a run ends, and linear schedules reach zero."""
+        """Number of environment steps after which a run ends, and schedules reach their end."""
         rest = self.total_env_steps % self.batch_size if self.budget_rounding == "down" else 0
         return self.total_env_steps - rest
 
@@ -756,6 +771,28 @@ class Config(_Group):
         if problems:
             raise ConfigError(problems)
         return replace(self, **updates)
+
+    def with_schedules(self, schedule: Schedule | None, progress: float) -> Config:
+        """Return the configuration with the current values of the options that follow schedules.
+
+        Args:
+            schedule: function of the user, which takes precedence over named schedules.
+            progress: spent share of the budget of environment steps.
+
+        Raises:
+            ValueError: the function returns no mapping, another option, or an invalid value.
+        """
+        values, rate = self.values(), self.ppo.schedule
+        names = {
+            "ppo.learning_rate": rate, "ppo.value_learning_rate": rate, "aux.learning_rate": rate,
+            "ppo.clip": self.ppo.clip_schedule, "ppo.entropy_coef": self.ppo.entropy_schedule,
+        }  # fmt: skip
+        given: Any = schedule(progress) if callable(schedule) else schedule or {}
+        if not isinstance(given, Mapping) or given.keys() - names.keys():
+            raise ValueError(f"schedule returns {given!r}; expected values of {', '.join(names)}")
+        factors = {path: SHAPES[name](progress) for path, name in names.items() if name in SHAPES}
+        named = {path: values[path] * x for path, x in factors.items() if values[path]}
+        return self.with_updates({**named, **given}) if named or given else self
 
     def identity(self) -> dict[str, Any]:
         """Return the options that define an experiment, by dotted path.

@@ -263,5 +263,6 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         return value
     kinds: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
     kind = kinds.get(origin) or hint.__name__
-    remedy = ". For a rate that falls, use ppo.schedule" * path.endswith("learning_rate")
+    remedy = ". To change it during a run, use ppo.schedule, or schedule=… in phasicrl.train"
+    remedy *= path.endswith(("learning_rate", "ppo.clip", "ppo.entropy_coef"))
     raise ValueError(f"{path} is {value!r}; expected {kind}{remedy}")

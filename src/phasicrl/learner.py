@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Adam
 
 from phasicrl import objectives, optimize
-from phasicrl.config import Config
+from phasicrl.config import Config, Schedule
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
@@ -39,6 +40,7 @@ class Learner:
         agent: networks to train, on the device of `executor`.
         executor: runs gradient steps.
         generator: random generator that shuffles the minibatches.
+        schedule: function of the user that changes options.
 
     Attributes:
         optimizers: Adam over all parameters by kind of step: `policy`, `value` if value epochs are
@@ -46,28 +48,29 @@ class Learner:
         reward_normalizer: running scale of the rewards; None if they are not normalized.
         proximal: average of the weights that PPO-EWMA clips around; None without PPO-EWMA.
         advantage_moments: running moments of the advantages; None if each batch has its own.
+        scheduled: configuration with the current values of the options that follow schedules.
         iteration: number of rollouts since the start of the run, each with its policy phase.
         kl_coef: weight of the KL penalty.
         lr_multiplier: factor of the policy phase's learning rates, adapted to the KL.
     """
 
     def __init__(
-        self, config: Config, agent: Agent, executor: Executor, generator: Generator
-    ) -> None:
+        self, config: Config, agent: Agent, executor: Executor, generator: Generator,
+        schedule: Schedule | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.agent, self.executor, self.generator = config, agent, executor, generator
+        self.schedule, self.scheduled = schedule, config.with_schedules(schedule, 0.0)
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm).per != "none":
             options = {"gamma": config.reward_gamma, "clip": norm.clip}
-            normalizer = RewardNormalizer(
-                config.env.num_envs, **options, per_step=norm.per == "step"
-            )
+            per_step, num_envs = norm.per == "step", config.env.num_envs
+            normalizer = RewardNormalizer(num_envs, **options, per_step=per_step)
             self.reward_normalizer = normalizer.to(executor.device)
         decay = config.ppo.proximal_decay
         self.proximal = None if decay is None else ProximalPolicy(agent, decay)
-        self.advantage_moments: EmaMoments | None = None
-        if config.ppo.advantage_decay:
-            self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(executor.device)
+        decay = config.ppo.advantage_decay
+        self.advantage_moments = EmaMoments(decay).to(executor.device) if decay else None
         self._previous_moments = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
         self._networks = agent.param_groups()
@@ -108,7 +111,9 @@ class Learner:
         return norm.statistics != "none" and norm.from_first_rollout and self.iteration == 0
 
     def start_iteration(self) -> Record:
-        """Count the iteration, set the learning rates, and return those of the policy phase."""
+        """Count the iteration, apply the schedules, and return the rates of the policy phase."""
+        progress = self.iteration * self.config.batch_size / self.config.budget
+        self.scheduled = self.config.with_schedules(self.schedule, progress)
         self.iteration += 1
         self._previous_moments = copy.deepcopy(self.advantage_moments)
         self._set_learning_rates()
@@ -187,6 +192,15 @@ class Learner:
         self.lr_multiplier = rate / ppo.learning_rate
         self._set_learning_rates()
 
+    def loss_coefficients(self) -> list[Tensor]:
+        """Return the weights of KL penalty and entropy bonus, and the clip range ε.
+
+        ε is float64, so that 1 ± ε is rounded once, and infinite without clipping.
+        """
+        ppo, device = self.scheduled.ppo, self.executor.device
+        weights = [torch.tensor(x, device=device) for x in (self.kl_coef, ppo.entropy_coef)]
+        return [*weights, torch.tensor(ppo.clip or math.inf, dtype=torch.float64, device=device)]
+
     def adapt_kl_penalty(self, kl: float) -> Record:
         """Adapt the weight of the KL penalty to the KL of an epoch, and return the old weight."""
         used, target = self.kl_coef, self.config.ppo.kl_penalty_target
@@ -238,15 +252,12 @@ class Learner:
 
     def _set_learning_rates(self) -> None:
         """Set the learning rate of each optimizer and network."""
-        config, ppo, aux = self.config, self.config.ppo, self.config.aux
-        # Schedules are functions of the spent share of the budget, or of the KL.
-        progress = (self.iteration - 1) * config.batch_size / config.budget
+        ppo, aux = self.scheduled.ppo, self.scheduled.aux
         for name, optimizer in self.optimizers.items():
             is_own = name == "aux" and aux.optimizer == "own"
             for network, group in enumerate(optimizer.param_groups):
                 rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
-                rate = aux.learning_rate if is_own else rate * self.lr_multiplier
-                group["lr"] = rate * (1 - progress) if ppo.schedule == "linear" else rate
+                group["lr"] = aux.learning_rate if is_own else rate * self.lr_multiplier
 
 
 def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:

@@ -30,11 +30,11 @@ def surrogate_loss(
     old_log_prob: Float[Tensor, "*M"],
     advantage: Float[Tensor, "*M"],
     *,
-    clip: float | None,
+    clip: Float[Tensor, ""],
 ) -> Float[Tensor, "*M"]:
     """Return the negative clipped surrogate `max(−A r, −A clip(r, 1−ε, 1+ε))`, `[M]`.
 
-    Source: PPO paper, equation 7. With `clip` None, the loss is `−A r` (equation 6).
+    Source: PPO paper, equation 7. With an infinite `clip`, the loss is `−A r` (equation 6).
 
     Args:
         log_prob: log-probabilities of the actions under the current policy, `[M]`.
@@ -43,10 +43,7 @@ def surrogate_loss(
         clip: clip range ε of the ratio r.
     """
     ratio = (log_prob - old_log_prob).exp()
-    loss = -advantage * ratio
-    if clip is None:
-        return loss
-    return torch.maximum(loss, -advantage * ratio.clamp(1 - clip, 1 + clip))
+    return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
 
 
 MAX_RATIO = 100.0
@@ -59,7 +56,7 @@ def decoupled_surrogate_loss(
     old_log_prob: Float[Tensor, "*M"],
     advantage: Float[Tensor, "*M"],
     *,
-    clip: float | None,
+    clip: Float[Tensor, ""],
 ) -> Float[Tensor, "*M"]:
     """Return the surrogate loss of PPO-EWMA, clipped around the proximal policy, `[M]`.
 
@@ -74,13 +71,11 @@ def decoupled_surrogate_loss(
         proximal_log_prob: log-probabilities under the proximal policy, `[M]`.
         old_log_prob: log-probabilities under the behavior policy, `[M]`.
         advantage: advantages A, `[M]`.
-        clip: clip range ε; None clips nothing.
+        clip: clip range ε; infinite clips nothing.
     """
     old_log_prob = torch.maximum(old_log_prob, log_prob.detach() - math.log(MAX_RATIO))
     loss = -advantage * (log_prob - old_log_prob).exp()
-    if clip is None:
-        return loss
-    bounds = (math.log(1 - clip) if clip < 1 else -math.inf, math.log(1 + clip))
+    bounds = ((1 - clip).clamp(min=0).log(), (1 + clip).log())
     clipped = (log_prob - proximal_log_prob).clamp(*bounds) + proximal_log_prob
     return torch.maximum(loss, -advantage * (clipped - old_log_prob).exp())
 
@@ -141,11 +136,9 @@ def approximate_kl(
 
 
 def mark_clipped_ratios(
-    log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: float | None
+    log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: Float[Tensor, ""]
 ) -> Float[Tensor, "*M"]:
     """Return 1 for each sample whose probability ratio is outside `1 ± ε`, else 0, `[M]`."""
-    if clip is None:
-        return torch.zeros_like(log_prob)
     return (((log_prob - old_log_prob).exp() - 1).abs() > clip).to(log_prob.dtype)
 
 

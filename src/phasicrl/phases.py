@@ -68,25 +68,25 @@ class PolicyPhaseLoss:
     precision: Precision = "fp32"
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
-        """Return the mean loss and its terms; the coefficient is the weight of the KL penalty."""
-        agent, precision, (kl_coef,) = self.module, self.precision, coefficients
+        """Return the mean loss and its terms; for coefficients, see `Learner.loss_coefficients`."""
+        agent, precision = self.module, self.precision
         inputs = (samples.obs, samples.first, samples.state)
         # Run only the networks that are trained.
         if not self.with_policy:
             return self._value_loss(agent.value(*inputs, precision=precision), samples)
         if not self.with_value:
             policy, _ = agent.policy(*inputs, samples.action_mask, precision=precision)
-            return self._policy_loss(policy, samples, kl_coef)
+            return self._policy_loss(policy, samples, coefficients)
         output = agent(*inputs, samples.action_mask, precision=precision)
-        policy_loss, policy_terms = self._policy_loss(output.policy, samples, kl_coef)
+        policy_loss, policy_terms = self._policy_loss(output.policy, samples, coefficients)
         value_loss, value_terms = self._value_loss(output.value, samples)
         return policy_loss + value_loss, policy_terms | value_terms
 
     def _policy_loss(
-        self, policy: Policy, samples: PolicySamples, kl_coef: Tensor
+        self, policy: Policy, samples: PolicySamples, coefficients: tuple[Tensor, ...]
     ) -> tuple[Tensor, LossTerms]:
         """Return `E[surrogate] − c H(π) + k E[KL]` (PPG paper, equation 1)."""
-        ppo = self.ppo
+        ppo, (kl_coef, entropy_coef, clip) = self.ppo, coefficients
         log_prob, old_log_prob = policy.log_prob(samples.action), samples.old_log_prob
         old_policy, proximal_log_prob = None, old_log_prob
         if samples.old_dist_params is not None:
@@ -98,12 +98,10 @@ class PolicyPhaseLoss:
         if ppo.objective == "log_prob":
             loss = objectives.log_prob_loss(log_prob, samples.advantage)
         elif ppo.proximal_decay is None:
-            loss = objectives.surrogate_loss(
-                log_prob, old_log_prob, samples.advantage, clip=ppo.clip
-            )
+            loss = objectives.surrogate_loss(log_prob, old_log_prob, samples.advantage, clip=clip)
         else:
             loss = objectives.decoupled_surrogate_loss(
-                log_prob, proximal_log_prob, old_log_prob, samples.advantage, clip=ppo.clip
+                log_prob, proximal_log_prob, old_log_prob, samples.advantage, clip=clip
             )
 
         def mean(values: Tensor) -> Tensor:
@@ -116,7 +114,7 @@ class PolicyPhaseLoss:
             penalty = mean(objectives.sampled_kl_penalty(log_prob, proximal_log_prob))
         with torch.no_grad():  # KL to the behavior policy, for the metrics
             k1, k3 = objectives.approximate_kl(log_prob, old_log_prob)
-            clipped = objectives.mark_clipped_ratios(log_prob, proximal_log_prob, clip=ppo.clip)
+            clipped = objectives.mark_clipped_ratios(log_prob, proximal_log_prob, clip=clip)
         terms = {
             "losses/policy_loss": loss,
             "losses/entropy": entropy,
@@ -126,7 +124,7 @@ class PolicyPhaseLoss:
         }
         if policy.stds is not None:
             terms["losses/action_std"] = policy.stds.mean(-1).mean()
-        return loss - ppo.entropy_coef * entropy + kl_coef * penalty, terms
+        return loss - entropy_coef * entropy + kl_coef * penalty, terms
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
         """Return the weighted value loss (PPG paper, equation 2), and the plain one as a term."""
@@ -361,7 +359,7 @@ def policy_phase(
     samples = dataclasses.replace(samples, **old)
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
-    kl_coef, kl_exceeded = torch.tensor(learner.kl_coef, device=executor.device), False
+    coefficients, kl_exceeded = learner.loss_coefficients(), False
     for epoch, (update_policy, update_value) in enumerate(ppo.epoch_schedule):
         # After an early stop, a joint epoch trains the value function alone, and is skipped if
         # that would change the policy as well.
@@ -384,7 +382,7 @@ def policy_phase(
         step = executor.make_gradient_step(loss, learner.step_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
             _adapt_to_minibatch_kl(learner, minibatch, phase)
-            means.add(*step(minibatch, kl_coef))
+            means.add(*step(minibatch, *coefficients))
             learner.update_proximal_policy(phase)
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.

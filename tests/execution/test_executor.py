@@ -418,7 +418,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         step = run.executor.make_gradient_step(loss, settings)
         order = torch.arange(len(samples))
         for minibatch in samples.minibatches(2, order, unit="segments"):
-            names, values, _ = step(minibatch, torch.tensor(0.0))
+            names, values, _ = step(minibatch, *run.learner.loss_coefficients())
         assert names[-1] == "gradients/policy_norm"
         steps = run.executor._compiled_steps
         assert None not in steps.values() and bool(steps) == (choice == "on")

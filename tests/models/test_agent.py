@@ -107,7 +107,7 @@ def test_each_loss_reaches_the_networks_of_its_value_path_and_phase(
     of_policy = PolicySamples(*seen, action, numbers, numbers, numbers)
     for with_policy in (True, False):
         loss = PolicyPhaseLoss(agent, PPOConfig(), with_policy, with_value=True)
-        _, terms = loss(of_policy, torch.tensor(0.0))
+        _, terms = loss(of_policy, *torch.zeros(3))
         assert reached(agent, terms["losses/value_loss"]) == {"value_head", *in_policy_phase}
     _, terms = AuxiliaryLoss(agent, tiny_aux())(AuxiliarySamples(*seen, old))
     assert reached(agent, terms["losses/aux/real_value_loss"]) == {"value_head", *in_aux_phase}

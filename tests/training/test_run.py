@@ -133,6 +133,9 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "value-norm-ema": (
         {"value_norm": ValueNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
     "linear": ({"ppo.schedule": "linear", "ppo.adam_eps_hat": True}, KEYS_AND_NUMBERS),
+    "cosine": (
+        {"ppo.schedule": "cosine", "ppo.clip_schedule": "linear", "ppo.entropy_schedule": "cosine"},
+        KEYS_AND_NUMBERS),
     "adaptive": (
         {"ppo.schedule": "adaptive_kl", "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 1e-3},
         KEYS_AND_NUMBERS),
@@ -208,15 +211,16 @@ def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
         resume(short.directory, total_env_steps=256, make_env=make_env)
 
 
-def test_a_longer_run_names_the_jump_of_a_linear_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("schedule", "last"), [("linear", 0.25), ("cosine", 0.5 - 8**-0.5)])
+def test_a_longer_run_names_the_jump_of_a_falling_rate(
+    schedule: str, last: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {"ppo.schedule": "linear", "ppo.learning_rate": 8e-4, "log.console": "plain"}
+    changes = {"ppo.schedule": schedule, "ppo.learning_rate": 8e-4, "log.console": "plain"}
     run = train(tiny(tmp_path).with_updates(changes), make_env=corridor)  # of four iterations
     resume(run.directory, total_env_steps=256, make_env=corridor)
     assert "the learning rate continues at 0.0004" in capsys.readouterr().out
     rates = [row["charts/learning_rate"] for row in run.files.metrics()]
-    assert rates[3:5] == pytest.approx([2e-4, 4e-4])
+    assert rates[3:5] == pytest.approx([8e-4 * last, 4e-4])
 
 
 def test_a_run_stops_at_a_return_of_100_episodes_and_continues_with_another(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ POSITION_FIELDS = ("env_steps", "iteration", "phase")
 """Fields of a row of metrics that give its position in the run."""
 USER_OBJECTS = {
     "make_env": "environment", "make_vector_env": "environment", "make_encoder": "encoder",
-    "make_head": "head", "mask_actions": "mask", "callbacks": "callbacks",
+    "make_head": "head", "mask_actions": "mask", "callbacks": "callbacks", "schedule": "schedule",
 }  # fmt: skip
 """Arguments of `train` for custom objects, and their kinds. Callbacks are not in `card.json`."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config
+from phasicrl.config import Config, Schedule
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.envs.checks import CLIP_REMEDY
 from phasicrl.envs.make import make_envs
@@ -62,6 +62,7 @@ class UserObjects(EvaluationObjects, total=False):
 
     mask_actions: MaskFunction | None
     callbacks: Callbacks | OnIteration | None
+    schedule: Schedule | None
 
 
 def start_run(
@@ -171,7 +172,7 @@ def restore_run(
         run.metrics_log.message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
-    remark += _describe_changes(changes, config, env_steps)
+    remark += _describe_changes(changes, run.learner, env_steps)
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
         message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
@@ -179,12 +180,12 @@ def restore_run(
     return run
 
 
-def _describe_changes(changes: list[str], config: Config, env_steps: int) -> str:
+def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> str:
     """Describe the changed options of a resumed run, and what follows from them."""
     text = "".join(f"; {change}" for change in changes)
-    if changes and config.ppo.schedule == "linear":
-        rate = config.ppo.learning_rate * (1 - env_steps / config.budget)
-        text += f"; the learning rate continues at {rate:.3g}"
+    if changes and (progress := env_steps / learner.config.budget) < 1:
+        ppo = learner.config.with_schedules(learner.schedule, progress).ppo
+        text += f"; the learning rate continues at {ppo.learning_rate * learner.lr_multiplier:.3g}"
     return text
 
 
@@ -294,10 +295,10 @@ def _build_run(
     )  # fmt: skip
     others = [] if world.is_first else [world.rank]
     shuffle = Generator().manual_seed(derive_seed(config.seed, "shuffle", *others))
-    learner, buffer = Learner(config, agent, executor, shuffle), _make_buffer(config, envs, agent)
     run = Run(
-        config, files, learner, collector, buffer, log, signals=signals, envs_since=since, user=user
-    )
+        config, files, Learner(config, agent, executor, shuffle, user["schedule"]), collector,
+        _make_buffer(config, envs, agent), log, signals=signals, envs_since=since, user=user,
+    )  # fmt: skip
     with world.sync_errors("starting the environments"):
         if obs is None or state is None:
             collector.start()

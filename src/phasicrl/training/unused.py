@@ -14,7 +14,7 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     ppo, model, aux, values = config.ppo, config.model, config.aux, config.values()
     parts = [part for _, part in leaves(envs.observation_space)]
     numbers = [part for part in parts if not is_image(part)]
-    unused: dict[str, str] = {}
+    unused, dense = dict[str, str](), model.hidden_sizes
 
     def flag_unless(condition: object, needed: str, paths: str) -> None:
         """Flag options as unused, unless the condition that they need holds.
@@ -24,11 +24,10 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
         if not condition:
             unused.update({x: needed for x in values if x.startswith(tuple(paths.split()))})
 
-    dense, is_pool = model.hidden_sizes, backend in ("procgen", "envpool")
     is_continuous = any(isinstance(part, Box) for _, part in leaves(envs.action_space))
     has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
     # fmt: off
-    flag_unless(is_pool, "an EnvPool environment", "env.num_threads")
+    flag_unless(backend in ("procgen", "envpool"), "an EnvPool environment", "env.num_threads")
     flag_unless(backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts")
     flag_unless(backend not in ("own", "vector"), "an environment's id", "env.options.")
     flag_unless(backend == "procgen", "a Procgen game",
@@ -49,6 +48,7 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
     flag_unless(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
     flag_unless(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
+    flag_unless(ppo.entropy_coef, "ppo.entropy_coef", "ppo.entropy_schedule")
     flag_unless(ppo.uses_epoch_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
     flag_unless(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
     flag_unless(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
