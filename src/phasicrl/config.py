@@ -693,9 +693,8 @@ class Config(_Group):
 
     def get_minibatch_unit(self, group: PPOConfig | AuxConfig) -> MinibatchUnit:
         """Return the unit that a phase shuffles into minibatches; `auto` depends on the memory."""
-        if group.minibatch_by != "auto":
-            return group.minibatch_by
-        return "transitions" if self.model.memory == "none" else "segments"
+        auto: MinibatchUnit = "transitions" if self.model.memory == "none" else "segments"
+        return auto if group.minibatch_by == "auto" else group.minibatch_by
 
     @property
     def batch_size(self) -> int:

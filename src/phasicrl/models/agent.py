@@ -85,19 +85,11 @@ class Agent(nn.Module):
     """
 
     def __init__(
-        self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        config: ModelConfig,
-        *,
-        action: ActionConfig = ActionConfig(),
-        obs_norm: ObsNormConfig = ObsNormConfig(),
-        value_norm: ValueNormConfig = ValueNormConfig(),
-        generator: Generator,
-        auxiliary: bool,
-        make_encoder: EncoderFactory | None = None,
-        make_head: HeadFactory | None = None,
-    ) -> None:
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: ModelConfig,
+        *, action: ActionConfig = ActionConfig(), obs_norm: ObsNormConfig = ObsNormConfig(),
+        value_norm: ValueNormConfig = ValueNormConfig(), generator: Generator, auxiliary: bool,
+        make_encoder: EncoderFactory | None = None, make_head: HeadFactory | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.value_path = config.value_path
         self.reader = ObservationReader(observation_space, obs_norm)
@@ -108,38 +100,45 @@ class Agent(nn.Module):
         def new_encoder(config: ModelConfig) -> nn.Module:
             if make_encoder is None:
                 return build_encoder(observation_space, config, generator)
-            return _make_custom_encoder(make_encoder, observation_space, self.reader)
+            custom = make_encoder(observation_space)
+            if not isinstance(getattr(custom, "num_features", None), int):
+                given = f"make_encoder returned a {type(custom).__name__} without num_features"
+                raise ValueError(f"{given}; expected the width of its features, an integer")
+            layout = self.reader.layout
+            inputs = self.reader(torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype)))
+            shapes = map_leaves(observation_space, lambda part: tuple(part.shape), inputs)
+            return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))
 
         def new_memory(encoder: nn.Module) -> Memory:
             num_inputs: Any = encoder.num_features
             return make_memory(num_inputs, config, generator)
 
-        def new_head(name: str, memory: Memory, scale: float, num_outputs: int = 1) -> Any:
-            size = memory.num_features
-            if make_head and (head := make_head(name, size, num_outputs)) is not None:
-                inputs, expected = torch.zeros(2, 1, size), (2, 1, num_outputs)
-                maker, shape = f"make_head({name!r}, …)", tuple(inputs.shape)
-                return _check_output(maker, head, inputs, shape, expected)
-            linear = nn.Linear(size, num_outputs)
-            return Initializer(config.heads_init, generator)(linear, scale)
+        def new_head(name: str, memory: Memory, num_outputs: int = 1) -> Any:
+            size, expected = memory.num_features, (2, 1, num_outputs)
+            head = None if make_head is None else make_head(name, size, num_outputs)
+            if head is not None:
+                inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
+                return _check_output(f"make_head({name!r}, …)", head, inputs, shape, expected)
+            scale = config.policy_head_scale if name == "policy" else config.value_head_scale
+            return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
         self.encoder = new_encoder(config)
         self.value_encoder = new_encoder(value_config) if self.value_path == "separate" else None
         self.memory = new_memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else new_memory(self.value_encoder)
-        new_policy_layer = partial(new_head, "policy", self.memory, config.policy_head_scale)
-        self.policy_head = PolicyHead(action_space, action, new_policy_layer)
-        scale = config.value_head_scale
-        self.value_head = new_head("value", self.value_memory or self.memory, scale)
-        self.aux_value_head = new_head("aux_value", self.memory, scale) if auxiliary else None
+        self.policy_head = PolicyHead(
+            action_space, action, partial(new_head, "policy", self.memory)
+        )
+        self.value_head = new_head("value", self.value_memory or self.memory)
+        self.aux_value_head = new_head("aux_value", self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
         if value_norm.statistics != "none":
             statistics, decay = value_norm.statistics, value_norm.decay
             self.value_normalizer = ValueNormalizer(statistics=statistics, decay=decay)
             if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
-                rule = "none, or value heads that are one nn.Linear"
-                raise ValueError(f"value_norm.statistics is {statistics}; expected {rule}")
+                given = f"value_norm.statistics is {statistics}"
+                raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
 
     @property
     def state_size(self) -> int:
@@ -304,23 +303,6 @@ class Agent(nn.Module):
         """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
-
-
-def _make_custom_encoder(
-    make_encoder: EncoderFactory, space: gym.Space[Any], reader: ObservationReader
-) -> nn.Module:
-    """Make a custom encoder, and check its output for two observations.
-
-    Raises:
-        ValueError: it has no `num_features`, fails, or its output has another shape.
-    """
-    encoder = make_encoder(space)
-    if not isinstance(getattr(encoder, "num_features", None), int):
-        given = f"make_encoder returned a {type(encoder).__name__} without num_features"
-        raise ValueError(f"{given}; expected the width of its features, an integer")
-    inputs = reader(torch.from_numpy(np.zeros((2, *reader.layout.shape), reader.layout.dtype)))
-    shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
-    return _check_output("make_encoder", encoder, inputs, shapes, (2, encoder.num_features))
 
 
 @torch.no_grad()

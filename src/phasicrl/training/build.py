@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
@@ -268,10 +268,8 @@ def _build_run(
             make_directory().check_spaces(describe_spaces(envs))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         device = find_device(config.compute.device, has_large_minibatches(config, has_images))
-        networks = {name: user[name] for name in ("make_encoder", "make_head")}
-        agent = make_agent(config, envs, **networks).to(device)
-        messages = [] if state else _make_unused_warnings(config, envs, user)
-        messages += [] if state else _describe_unclipped_actions(config, envs)
+        agent = make_agent(config, envs, user).to(device)
+        messages = [] if state else _make_warnings(config, envs, user)
         readings = {each.reading for each in agent.modules() if hasattr(each, "reading")}
         messages += [f"images are read as {each} (model.image_layout)" for each in readings]
         if config.init_from and state is None:
@@ -330,8 +328,8 @@ def _make_plan(config: Config, device: str, world: World, has_images: bool) -> P
     return dataclasses.replace(plan, device=device, num_threads=threads, take_turns=False)
 
 
-def _make_unused_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
-    """Return warnings about options without effect, one for each missing condition."""
+def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
+    """Return warnings about options without effect by missing condition, and about actions."""
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
     unused = find_unused_options(config, envs, backend)
@@ -339,7 +337,7 @@ def _make_unused_warnings(config: Config, envs: VectorEnv, user: dict[str, Any])
         f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
         f"no effect without {what}"
         for what in dict.fromkeys(unused.values())
-    ]
+    ] + _describe_unclipped_actions(config, envs)
 
 
 def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:
@@ -351,13 +349,13 @@ def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:
     return [f"actions may leave {bounded[0]} (action.squash none); {CLIP_REMEDY}"]
 
 
-def make_agent(config: Config, envs: VectorEnv, **networks: Any) -> Agent:
+def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {}) -> Agent:
     """Make the agent for some environments, with initial weights from the run's seed.
 
     Args:
         config: options of the run.
         envs: environments, for their spaces.
-        networks: custom `make_encoder` and `make_head`, or None.
+        objects: custom objects by name, of which `make_encoder` and `make_head` are used.
     """
     init_seed = derive_seed(config.seed, "init")
     with torch.random.fork_rng(devices=[]):
@@ -372,7 +370,8 @@ def make_agent(config: Config, envs: VectorEnv, **networks: Any) -> Agent:
                 value_norm=config.value_norm,
                 generator=Generator().manual_seed(init_seed),
                 auxiliary=config.has_auxiliary_phase,
-                **networks,
+                make_encoder=objects.get("make_encoder"),
+                make_head=objects.get("make_head"),
             )
         except ValueError as error:
             raise ValueError(f"{envs.name}: {error}") from error.__cause__

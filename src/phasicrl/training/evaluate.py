@@ -131,7 +131,7 @@ class SavedAgent:
                 have other spaces than those of the training.
         """
         self.files.check_spaces(describe_spaces(envs))
-        agent = make_agent(self.config, envs, **self.networks)
+        agent = make_agent(self.config, envs, self.networks)
         if checkpoint is None:
             weights = self.files.weights(which)
         else:

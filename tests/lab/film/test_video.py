@@ -129,11 +129,21 @@ def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
             image[..., 1] = kind(0.4 * largest)
             return image
 
-    envs: dict[str, Any] = {"make_vector_env": vectors(Shows)} if in_vector else {"make_env": Shows}
+    envs: Any = {"make_vector_env": vectors(Shows)} if in_vector else {"make_env": Shows}
     run = train(tiny(tmp_path), **envs)
     path, _ = film(run.directory, episodes=1, size=16, **envs)
     last = read_film(path, 16, 32)[-1]
     np.testing.assert_allclose(last.mean((0, 1)), (255, 0.4 * 255, 0), atol=8)
+
+
+def test_images_that_change_their_size_are_refused(tmp_path: Path) -> None:
+    class Grows(Drawn):
+        def render(self) -> np.ndarray:
+            return np.zeros((16 + 2 * self._steps, 32, 3), np.uint8)
+
+    run = train(tiny(tmp_path), make_env=Grows)
+    with pytest.raises(ValueError, match=r"of Grows returned .*\(18, 32, 3\).* of one size"):
+        film(run.directory, make_env=Grows)
 
 
 def test_the_newest_of_a_list_of_images_is_filmed(tmp_path: Path) -> None:

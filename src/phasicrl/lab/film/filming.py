@@ -62,7 +62,7 @@ def film_episodes(
     """
     envs, get_images = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
     with closing(envs), _open_film(output, fps=fps, size=size) as write_to_film:
-        agent, precision = load_agent(envs), saved.config.compute.policy_precision
+        agent = load_agent(envs)
         drawing = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
@@ -75,13 +75,11 @@ def film_episodes(
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write_to_film(tile(images))
 
-        def on_choice(inputs: Any, distribution: Any, action: Tensor) -> None:
+        def on_choice(inputs: Any, output: Any, action: Tensor) -> None:
             nonlocal strip
             returns[inputs.first] = 0
             if drawing is not None:
-                steps = (inputs.obs.unsqueeze(1), inputs.first.unsqueeze(1), inputs.state)
-                value = agent.value(*steps, precision=precision)
-                strip = partial(drawing.draw, distribution, value, action, returns)
+                strip = partial(drawing.draw, output, action, returns)
             write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
         def update_returns(*step: Any) -> None:
@@ -89,7 +87,8 @@ def film_episodes(
 
         played = run_agent(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=on_choice, on_step=update_returns, on_last=write_frame, precision=precision,
+            on_choice=on_choice, on_step=update_returns, on_last=write_frame,
+            precision=saved.config.compute.policy_precision,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)
 
@@ -151,12 +150,13 @@ class _Renderer:
             self._peak = max(self._peak, image.max())
             if image.min() >= 0 and self._peak <= 255:
                 image = np.rint(image * (255 if self._peak <= 1 else 1)).astype(np.uint8)
-        shapes = [(*self._shape, *image.shape[-3:-1], channels) for channels in (3, 4)]
+        size = (image if self._last is None else self._last).shape[-3:-1]
+        shapes = [(*self._shape, *size, channels) for channels in (3, 4)]
         if image.dtype != np.uint8 or image.ndim < 3 or not image.size or image.shape not in shapes:
             expected = ", ".join([*map(str, self._shape), "height, width, 3 or 4"])
             text = f"render() of {type(self.env.unwrapped).__name__} {what}; expected [{expected}]"
-            raise ValueError(f"{text} of uint8, or of float from 0 to 1 or from 0 to 255")
-        image = self._last = image[..., :3]
+            raise ValueError(f"{text} of one size, of uint8 or of float from 0 to 1 or 255")
+        self._last = image = image[..., :3]
         return image
 
     def get_last_image(self) -> np.ndarray:
