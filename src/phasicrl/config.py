@@ -604,6 +604,8 @@ class EvaluationConfig(_Group):
     """Kind of actions.
     `greedy`: the most likely one.
     `sampled`: a random one."""
+    env_ids: tuple[str, ...] = ()
+    """Ids of further environments to evaluate on, with the spaces of the training environment."""
     levels: EvaluatedLevels = "unseen"
     """Procgen: levels to evaluate on.
     `unseen`: the full distribution of levels.

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from torch import Tensor
 
 from phasicrl.algorithm import resume, train
+from phasicrl.cli import main
 from phasicrl.config import Config, Levels, ModelConfig
+from phasicrl.config_io import read_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.lab.film.video import film
+from phasicrl.seeding import derive_seed
 from phasicrl.training import periodic_evaluation
 from phasicrl.training import run as run_module
 from phasicrl.training.evaluate import evaluate
@@ -121,6 +126,66 @@ def test_both_kinds_of_levels_and_their_gap(
     assert [[row[name] for name in names] for row in rows] == [[2, 5, 3], [1, 7, 6]]
     assert made == ["unseen", "train"] * 2
     assert_same(run.files.weights("best"), seen[0])
+
+
+SHORT = "gymnasium:ShortCartPole-v0"
+
+
+@pytest.fixture
+def short_cartpole() -> Iterator[None]:
+    """CartPole with episodes of at most seven steps."""
+    entry = "gymnasium.envs.classic_control:CartPoleEnv"
+    gym.register("ShortCartPole-v0", entry, max_episode_steps=7)
+    yield
+    del gym.registry["ShortCartPole-v0"]
+
+
+@pytest.mark.usefixtures("short_cartpole")
+def test_further_environments_are_evaluated_as_evaluate_does(tmp_path: Path) -> None:
+    config = evaluated(tmp_path).with_updates(
+        {"env.id": "gymnasium:CartPole-v1", "evaluation.env_ids": (SHORT,)}
+    )
+    run = train(config)
+    last = run.files.metrics()[-1]
+    same: Any = {"episodes": 3, "policies": ["greedy"], "seed": derive_seed(3, "validation")}
+    (short,) = evaluate(run.directory, env_id=SHORT, **same)
+    (long,) = evaluate(run.directory, **same)
+    assert short.lengths == (7, 7, 7) and min(long.lengths) > 7
+    found = [last[f"evaluation/{name}"] for name in ("return", f"{SHORT}/return")]
+    assert found == [long.mean_return, short.mean_return] == [long.mean_return, 7]
+    assert last[f"evaluation/{SHORT}/length"] == 7
+    # Other options of the same environment: no reward, and −1 where the pole falls.
+    (other,) = evaluate(run.directory, env_options={"sutton_barto_reward": True}, **same)
+    assert other.lengths == long.lengths and other.returns == (-1, -1, -1)
+    words = ["--env-id", SHORT, "--env-options", "sutton_barto_reward=True", "--episodes", "1"]
+    file = tmp_path / "evaluation.json"
+    assert main(["evaluate", str(run.directory), *words, "--json", str(file)]) == 0
+    results = read_json(file)["results"]
+    assert [(x["mean_length"], x["mean_return"]) for x in results] == [(7, 0)] * 2
+
+
+def test_a_run_with_a_custom_environment_is_evaluated_on_an_id_too(tmp_path: Path) -> None:
+    cartpole, config = "gymnasium:CartPole-v1", evaluated(tmp_path)
+    config = config.with_updates({"evaluation.env_ids": (cartpole,)})
+    run = train(config, make_env=CartPoleEnv)  # without a time limit
+    (result,) = evaluate(
+        run.directory, make_env=CartPoleEnv, env_id=cartpole, episodes=3, policies=["greedy"],
+        seed=derive_seed(3, "validation"),
+    )  # fmt: skip
+    row = run.files.metrics()[-1]
+    assert row[f"evaluation/{cartpole}/return"] == result.mean_return
+
+
+def test_environments_with_other_spaces_are_refused_before_the_training(tmp_path: Path) -> None:
+    acrobot = "gymnasium:Acrobot-v1"
+    named = r"observation_space Box\(4,\).*Acrobot-v1 has Box\(6,\).*action_space Discrete\(2\)"
+    config = evaluated(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1"})
+    with pytest.raises(ValueError, match=named):
+        train(config.with_updates({"evaluation.env_ids": (acrobot,)}))
+    assert not list(tmp_path.iterdir())
+    run = train(config)
+    with pytest.raises(ValueError, match=r"observation_space Box\(4,\).* has Box\(6,\)"):
+        evaluate(run.directory, env_id=acrobot)
 
 
 def test_a_resumed_run_knows_the_best_return_so_far(

@@ -328,19 +328,24 @@ class RunDirectory:
             )
         return changes
 
-    def check_spaces(self, spaces: Mapping[str, str]) -> None:
+    def check_spaces(
+        self, spaces: Mapping[str, str], trained: Mapping[str, str] = {},
+        name: str = "this environment",
+    ) -> None:  # fmt: skip
         """Check that environments have the spaces of the training; warn of other bounds.
 
         Args:
             spaces: parts of the spaces of the environments, from `describe_spaces`.
+            trained: those of the training; empty for those in `card.json`.
+            name: name of the environments, for the message.
 
         Raises:
             ValueError: kind or shape of a part differs; the message has both.
         """
-        trained: Mapping[str, str] = self.card.get("spaces") or spaces
+        trained = trained or self.card.get("spaces") or spaces
         both = [(part, trained.get(part), spaces.get(part)) for part in {**trained, **spaces}]
         text = "; ".join(
-            f"{self.path / CARD_FILE} says {part} {before}, and this environment has {now}"
+            f"{self.path / CARD_FILE} says {part} {before}, and {name} has {now}"
             for part, before, now in both if before != now
         )  # fmt: skip
         if any(str(old).split(" of ")[0] != str(new).split(" of ")[0] for _, old, new in both):

@@ -279,6 +279,7 @@ def _build_run(
     files = make_directory()
     with world.sync_errors("opening the run directory"):
         check_directory_is_shared(files, world)
+        _check_evaluation_envs(config, files, envs)
         path = files.path if world.is_first else None
         log = resources.enter_context(MetricsLog(path, config, saved=state and state["log"]))
     for message in messages:
@@ -303,6 +304,14 @@ def _build_run(
         else:
             collector.load_state_dict(state["collector"], obs)
     return run, remark
+
+
+def _check_evaluation_envs(config: Config, files: RunDirectory, envs: VectorEnv) -> None:
+    """Check that the environments of `evaluation.env_ids` have the spaces of the training."""
+    for env_id in config.evaluation.env_ids:
+        env = dataclasses.replace(config.env, id=env_id, num_envs=1)
+        with closing(make_envs(env, seed=0)) as others:
+            files.check_spaces(describe_spaces(others), describe_spaces(envs), env_id)
 
 
 def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:

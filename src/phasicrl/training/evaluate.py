@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
+from phasicrl.config import Config, EvaluatedLevels, Levels, OptionValue, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.models.agent import Agent
@@ -151,6 +151,8 @@ def evaluate(
     *,
     episodes: int = 100,
     policies: Sequence[PolicyKind] = ("greedy", "sampled"),
+    env_id: str | None = None,
+    env_options: Mapping[str, OptionValue] | None = None,
     levels: EvaluatedLevels = "unseen",
     seed: int = 0,
     weights: WeightsKind = "last",
@@ -169,6 +171,8 @@ def evaluate(
         run_dir: Run directory.
         episodes: Number of episodes for each policy.
         policies: Kinds of actions: greedy (most likely), sampled, or both.
+        env_id: Environment in place of that of the training; its spaces must be the same.
+        env_options: Options of the environment, in addition to those of the training.
         levels: Procgen: `unseen` (the full distribution), `train` (the training levels), or both.
         seed: Seed of environments and sampled actions.
         weights: Last weights, or best weights by the evaluations during the run.
@@ -186,6 +190,9 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
+    env, objects = saved.config.env, {} if env_id else saved.env_objects
+    changes = {"env.id": env_id or env.id, "env.options": {**env.options, **(env_options or {})}}
+    saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results = None, []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else load_lab_object("StepTable")(file)

@@ -62,43 +62,45 @@ class PeriodicEvaluation:
         return every is not None and (iteration % every == 0 or is_over)
 
     def evaluate(self, agent: Agent, env_steps: int) -> Record:
-        """Run episodes on the levels in `evaluation.levels`, and return their metrics.
+        """Run episodes on the levels and environments of the options, and return their metrics.
 
         Args:
             agent: copy of the agent on the CPU.
             env_steps: environment steps of the run so far.
         """
         kinds = expand_levels(self._config.evaluation.levels)
+        env_ids = self._config.evaluation.env_ids
+        cases = [(levels, self._config) for levels in kinds]
+        cases += [(kinds[0], self._config.with_updates({"env.id": env_id})) for env_id in env_ids]
         with self._world.sync_errors("an evaluation"):
-            episodes = [self._run_episodes(levels, agent) for levels in kinds]
-        first, *others = zip(*self._world.all_gather_object(episodes), strict=True)
-        mean_return, mean_length = mean_return_and_length(first)
+            episodes = [self._run_episodes(*case, agent) for case in cases]
+        parts = zip(*self._world.all_gather_object(episodes), strict=True)
+        (mean_return, mean_length), *means = map(mean_return_and_length, parts)
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
-        for train_episodes in others:
-            train_return, _ = mean_return_and_length(train_episodes)
+        for _ in kinds[1:]:
+            train_return, _ = means.pop(0)
             record["evaluation/train_return"] = train_return
             record["evaluation/gap"] = train_return - mean_return
+        for env_id, each in zip(env_ids, means, strict=True):
+            record[f"evaluation/{env_id}/return"], record[f"evaluation/{env_id}/length"] = each
         if self._recorder is not None:
             self._recorder.write(agent, env_steps, derive_seed(self._config.seed, "validation"))
         return record
 
-    def _run_episodes(self, levels: Levels, agent: Agent) -> Episodes:
-        """Run this process's episodes on one kind of levels; the first kind is recorded."""
-        evaluation, seed = self._config.evaluation, self._config.seed
-        recorder = self._recorder if levels == expand_levels(evaluation.levels)[0] else None
+    def _run_episodes(self, levels: Levels, config: Config, agent: Agent) -> Episodes:
+        """Run this process's episodes on one environment and kind of levels; record the first."""
+        is_own = config is self._config
+        is_first = is_own and levels == expand_levels(config.evaluation.levels)[0]
+        recorder, user = self._recorder if is_first else None, self._user if is_own else {}
         # All evaluations have the same seeds; they differ between processes, and from those of
         # `evaluate`, which may judge the best weights.
         others = () if self._world.is_first else (self._world.rank,)
-        env_seed, num_envs = (
-            derive_seed(seed, "validation", *others),
-            min(self._episodes, _MAX_ENVS),
-        )
-        envs = make_evaluation_envs(
-            self._config, num_envs=num_envs, levels=levels, seed=env_seed, **self._user
-        )
+        seed = derive_seed(config.seed, "validation", *others)
+        num_envs = min(self._episodes, _MAX_ENVS)
+        envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, **user)
         with closing(envs):
             return run_agent(
-                agent, envs, episodes=self._episodes, policy=evaluation.policy,
-                seed=self._config.seed, precision=self._config.compute.policy_precision,
+                agent, envs, episodes=self._episodes, policy=config.evaluation.policy,
+                seed=config.seed, precision=config.compute.policy_precision,
                 on_step=None if recorder is None else recorder.on_step,
             )  # fmt: skip
