@@ -67,7 +67,7 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
 
 def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
     files = RunDirectory.make(tiny(tmp_path))
-    with pytest.raises(ValueError, match="has no data yet"):
+    with pytest.raises(ValueError, match="has no data"):
         files.metrics()
     with pytest.raises(ValueError, match=r"has no agent\.safetensors yet"):
         files.weights()

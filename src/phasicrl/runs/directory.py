@@ -215,9 +215,7 @@ class RunDirectory:
                     rows.append(values)
         if not rows:
             self._check_is_run()
-            raise ValueError(
-                f"{self.path} has no data yet: its first iteration is not finished. Try again later"
-            )
+            raise ValueError(f"{self.path} has no data: no iteration was finished")
         return rows
 
     def last_rows(self, count: int) -> list[dict[str, Any]]:

@@ -174,7 +174,7 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
         ([sweep], RETURN, "has no run with data yet"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
-        ([empty], RETURN, "empty has no data yet"),
+        ([empty], RETURN, "empty has no data"),
         ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; .* has {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):

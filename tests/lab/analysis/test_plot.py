@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from phasicrl.config import PPOConfig
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Curve, Task
@@ -99,6 +100,54 @@ def test_each_environment_has_a_panel_with_its_curves_and_the_target(panels: int
         for panel in draw_curves(curves, "return", None).axes
         for line in panel.lines
     )
+
+
+@pytest.mark.parametrize("tasks", ["x", "xy"])
+@pytest.mark.parametrize("arms", [10, 11, 40])
+def test_many_arms_are_drawn_in_small_panels_of_distinct_colors(arms: int, tasks: str) -> None:
+    ours = [
+        curve(f"clip {arm}", 3, task, experiment="demo") for task in tasks for arm in range(arms)
+    ]
+    theirs = [curve(f"theirs {i}", 1, task, published=True) for task in tasks for i in range(9)]
+    for drawn, published in ((ours, 0), (ours + theirs, 9)):
+        figure = draw_curves(drawn, "return", None)
+        panels = [panel for panel in figure.axes if panel.axison]
+        split = arms + published > 10
+        assert len(panels) == len(tasks) * (arms if split else 1)
+        for panel in panels:
+            lines = [line for line in panel.lines if line.get_alpha() is None]
+            assert len(lines) == (1 if split else arms) + published
+            assert len({line.get_color() for line in lines}) == len(lines)
+        (legend,) = figure.legends
+        named = [text.get_text() for text in legend.get_texts()] + [p.get_title() for p in panels]
+        for label in (f"clip {arm}" for arm in range(arms)):  # once in each panel or in the legend
+            wanted = len(tasks) if split else 1
+            assert sum(text.startswith((f"{label} ", f"{label}, ")) for text in named) == wanted
+        said = figure.get_suptitle() + "".join(named)
+        assert said.count("demo") == 1 and "x" in said
+        limits = {panel.get_ylim() for panel in panels}
+        assert len(limits) == 1
+
+
+def test_panels_of_one_task_have_one_scale() -> None:
+    runs = [Curve(f"{i}", Task("a"), np.arange(2.0), np.full((1, 2), 10.0**i)) for i in range(11)]
+    panels = [panel for panel in draw_curves(runs, "return", None).axes if panel.axison]
+    assert len({panel.get_ylim() for panel in panels}) == 1 and panels[0].get_ylim()[1] > 1e10
+
+
+@pytest.mark.parametrize("arms", [9, 12])
+def test_profiles_of_many_arms_have_distinct_colors_or_panels(
+    arms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "save_figure", lambda figure, *_: figures.append(figure) or [])
+    runs = [make_run(tmp_path / f"{arm}", [(1, float(arm))], ppo=PPOConfig(clip=0.1 + arm / 100))
+            for arm in range(arms)]  # fmt: skip
+    compare_runs(runs, output=tmp_path / "profiles")
+    panels = [panel for panel in figures[0].axes if panel.axison]
+    assert [len(panel.lines) for panel in panels] == ([9] if arms == 9 else [1] * 12)
+    assert len({line.get_color() for panel in panels for line in panel.lines}) == arms
+    assert {panel.get_title() == "" for panel in panels} == {arms == 9}
 
 
 @pytest.mark.parametrize(

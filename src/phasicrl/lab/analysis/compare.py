@@ -9,6 +9,7 @@ runs of its environment have reached.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -168,9 +169,9 @@ def compare_runs(
     if reference is None and share_of_reference is not None:
         raise ValueError(f"share_of_reference is {share_of_reference:g}; give a reference as well")
     curves = read_curves(runs, metric)
-    if endless := [curve.label for curve in curves if np.isnan(curve.runs).any()]:
-        given = f"metric is {metric}, which {endless[0]} does not have"
-        raise ValueError(f"{given}; leave the run out, or set a time limit ({TIME_LIMIT})")
+    endless = [curve.label for curve in curves if np.isnan(curve.runs).any()]
+    if not (curves := [curve for curve in curves if curve.label not in endless]):
+        raise ValueError(f"no episode ended in any run; set a time limit ({TIME_LIMIT})")
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
         curves += read_reference_curves(reference, metric, ends=ends)
@@ -183,7 +184,8 @@ def compare_runs(
         stem = plot.prepare_stem(output)
         table = plot.write_csv(stem, _COLUMNS, _iterate_score_rows(comparison))
         files = [table, *_draw_profiles(comparison, stem)]
-    comparison = replace(comparison, missed=tuple(missed), files=tuple(files))
+    notes = (*comparison.notes, *(f"not compared: {label}" for label in endless))
+    comparison = replace(comparison, missed=tuple(missed), files=tuple(files), notes=notes)
     if json is not None:
         write_json(json, asdict(comparison))
     return comparison
@@ -359,16 +361,25 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
         return []
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
     levels = np.linspace(every.min(), every.max(), 201)
+    num_panels = len(matrices) if len(matrices) > plot.MAX_CURVES else 1
+    rows, columns, width, height = plot.choose_grid(num_panels)
+    height += 0.2 * len(matrices) * (num_panels == 1)  # the legend
+    colors = plot.extend_colors(len(matrices), plot.COLORS, 0.4)
     with rc_context(plot.STYLE):
-        figure = Figure(figsize=(6.4, 3.7), layout="constrained")
-        panel = figure.subplots()
-        for label, matrix in matrices.items():
+        figure = Figure(figsize=(width, height), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False).ravel()
+        for panel in panels[num_panels:]:
+            panel.set_axis_off()
+        for index, (label, matrix) in enumerate(matrices.items()):
             share, low, high = measures.performance_profile(matrix, levels)
-            (line,) = panel.plot(levels, share, label=f"{label}, {matrix.size} runs")
-            panel.fill_between(levels, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
-        panel.set_xlabel(f"score ({comparison.units})")
-        panel.set_ylabel("fraction of runs above it")
-        figure.legend(loc="outside lower center", frameon=False)
+            panel, name = panels[index % num_panels], f"{label}, {matrix.size} runs"
+            panel.plot(levels, share, label=name, color=colors[index])
+            panel.fill_between(levels, low, high, color=colors[index], alpha=0.18, linewidth=0)
+            panel.set_title(textwrap.fill(name, 38) * (num_panels > 1))
+            panel.set_xlabel(f"score ({comparison.units})" * (index + columns >= num_panels))
+            panel.set_ylabel("fraction of runs above it" * (index % columns == 0))
+        if num_panels == 1:
+            figure.legend(loc="outside lower center", frameon=False)
     return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
 
 

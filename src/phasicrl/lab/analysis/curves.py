@@ -30,6 +30,7 @@ Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]
 """Steps and values of one run."""
 ONE_NUMBER = "one number"
+INTERVAL = "95 % bootstrap interval of the mean"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
 """Largest fraction of the longest run that a curve may lack without a warning."""
@@ -89,8 +90,8 @@ class Curve:
         """Legend text for the shaded band, its kind of interval; empty without a band."""
         if self.edges is not None:
             return "low to high"
-        if len(self.runs) > 2 and not self.published:
-            return "95 % bootstrap interval of the mean"
+        if len(self.runs) > 2 and not self.published and np.isfinite(self.runs).all():
+            return INTERVAL
         return "minimum to maximum" if len(self.runs) > 1 else ""
 
     @cached_property
@@ -98,7 +99,7 @@ class Curve:
         """Lower and upper edge of the shaded band at each step."""
         if self.edges is not None:
             return self.edges
-        if len(self.runs) > 2 and not self.published:
+        if self.band_description == INTERVAL:
             return bootstrap_band(self.runs)
         return self.runs.min(axis=0), self.runs.max(axis=0)
 
@@ -146,7 +147,7 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         if not found:
             raise ValueError(f"{path} has no run with data yet. `phasicrl sweep run` trains them")
         if without := len(trials) - len({run.parents[1] for run in found}):
-            text = f"{path}: {without} of {len(trials)} trials have no data yet"
+            text = f"{path}: {without} of {len(trials)} trials have no data"
             warnings.warn(f"{text}, and are left out", stacklevel=2)
         runs += found
     return runs

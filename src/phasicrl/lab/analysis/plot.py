@@ -14,7 +14,7 @@ from colorsys import hls_to_rgb
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from phasicrl.lab.analysis.curves import Curve, get_shared_name, read_curves
+from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.system.machine import import_optional
 
@@ -32,6 +32,8 @@ _COLUMNS = (
 )  # fmt: skip
 # By Okabe and Ito: distinct for color-blind readers as well.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MAX_CURVES = 10
+"""Most curves of a panel; more have a panel each."""
 _DASHES = (0, (4, 1.5))
 _ENDINGS, _FORMULA = (".png", ".svg", ".csv"), ("=", "+", "-", "@", "\t", "\r")
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.2
@@ -129,38 +131,44 @@ def _iterate_point_rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequen
 def draw_curves(
     curves: Sequence[Curve], y_label: str, title: str | None, target: float | None = None
 ) -> Figure:
-    """Draw a panel for each task, with a dotted line at the target, and a common legend."""
+    """Draw a panel for each task, with a dotted line at the target, and a common legend.
+
+    Where a task has more than `MAX_CURVES`, each of ours has a panel, beside the published ones.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    tasks = list(dict.fromkeys(curve.task for curve in curves))
-    columns = len(tasks) if len(tasks) <= 3 else min(4, math.ceil(math.sqrt(len(tasks))))
-    rows = math.ceil(len(tasks) / columns)
-    width, height = (6.4, 3.7) if len(tasks) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
+    contents, tasks = _divide_among_panels(curves), {curve.task for curve in curves}
+    is_split = len(contents) > len(tasks)
+    rows, columns, width, height = choose_grid(len(contents))
     letters = int(_LETTERS_PER_INCH * width)
     texts, legend_title = make_legend(curves)
-    texts = {key: textwrap.fill(text, letters) for key, text in texts.items()}
-    legend_columns = max(1, min(len(texts), letters // (max(map(len, texts.values())) + 9)))
+    texts = {key: textwrap.fill(text, letters) for key, text in texts.items()
+             if key[1] or not is_split}  # fmt: skip
+    longest = max(map(len, texts.values()), default=0)
+    legend_columns = max(1, min(len(texts), letters // (longest + 9)))
     below = math.ceil(sum(text.count("\n") + 1 for text in texts.values()) / legend_columns) + 1
-    heading = textwrap.fill(title or get_shared_name(curves), int(0.8 * letters))
-    above = len(heading.splitlines())
-    height += _INCHES_PER_LINE * (above + below)
-    styles = assign_styles(list(texts))
+    shared = get_shared_name(curves) + f", {contents[0][0]}" * (is_split and len(tasks) == 1)
+    heading = textwrap.fill(title or shared.removeprefix(", "), int(0.8 * letters))
+    height += _INCHES_PER_LINE * (len(heading.splitlines()) + below)
+    styles = assign_styles([*texts, *[("", False)] * is_split])
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
         figure = Figure(figsize=(width, height), layout=layout)
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for index, panel in enumerate(panels):
-            if index >= len(tasks):
-                panel.set_axis_off()
-                continue
-            _draw_panel(panel, [curve for curve in curves if curve.task == tasks[index]], styles)
-            panel.set_title(str(tasks[index]))
+        for panel in panels[len(contents) :]:
+            panel.set_axis_off()
+        for index, (task, name, drawn) in enumerate(contents):
+            panel = panels[index]
+            if index and contents[index - 1][0] == task:
+                panel.sharey(panels[index - 1])
+            _draw_panel(panel, drawn, styles)
+            panel.set_title(textwrap.fill(name, letters // columns))
             if target is not None:
                 panel.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
-            panel.set_xlabel("environment steps" if index + columns >= len(tasks) else "")
+            panel.set_xlabel("environment steps" if index + columns >= len(contents) else "")
         figure.supylabel(y_label, fontsize=STYLE["axes.labelsize"])
         figure.suptitle(heading)
         figure.legend(
@@ -169,6 +177,28 @@ def draw_curves(
             handlelength=3,
         )  # fmt: skip
     return figure
+
+
+def _divide_among_panels(curves: Sequence[Curve]) -> list[tuple[Task, str, list[Curve]]]:
+    """Return task, title and curves of each panel."""
+    groups: dict[Task, list[Curve]] = defaultdict(list)
+    for curve in curves:
+        groups[curve.task].append(curve)
+    if max(map(len, groups.values())) <= MAX_CURVES:
+        return [(task, str(task), group) for task, group in groups.items()]
+    return [
+        (task, f"{curve.label}{f', {task}' * (len(groups) > 1)} ({curve.description})",
+         [curve, *(each for each in group if each.published)])
+        for task, group in groups.items() for curve in group if not curve.published
+    ]  # fmt: skip
+
+
+def choose_grid(count: int) -> tuple[int, int, float, float]:
+    """Return rows, columns, width and height in inches of a figure with `count` panels."""
+    columns = count if count <= 3 else min(4, math.ceil(math.sqrt(count)))
+    rows = math.ceil(count / columns)
+    size = (6.4, 3.7) if count == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
+    return rows, columns, *size
 
 
 def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
@@ -203,7 +233,7 @@ def assign_styles(keys: Sequence[CurveKey]) -> Styles:
 
 def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles) -> None:
     for curve in curves:
-        style = styles[curve.label, curve.published]
+        style = styles.get((curve.label, curve.published)) or styles["", False]
         color = style["color"]
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
         panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **style, **marker)
