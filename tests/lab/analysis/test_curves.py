@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 
 from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, PPOConfig
+from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
+from phasicrl.lab.analysis.plot import plot_runs
+from phasicrl.lab.analysis.report import write_report
 from phasicrl.training.bootstrap import bootstrap_band
-from tests.lab.analysis.runs import RETURN, make_run, make_runs
+from tests.lab.analysis.runs import RETURN, make_run, make_runs, read_csv
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,43 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     assert any("s2-1/runs/run: no episode has ended" in text for text in texts)
 
 
+def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
+    """Trials without data, an arm in which no episode ended, runs of one iteration."""
+    pytest.importorskip("matplotlib")
+    sweep = tmp_path / "sweep"
+    for index, clip in enumerate(np.linspace(0.1, 0.4, 13).round(3)):
+        for seed in (1, 2, 3):
+            points = [(100, 3.0 * index)] if index else [(100, None), (200, None)]
+            name, ppo = f"demo-{index:010x}", PPOConfig(clip=float(clip))
+            run = sweep / f"s{seed}-{index:02d}" / "runs" / "run"
+            make_run(run, points, seed=seed, name=name, ppo=ppo)
+            (run.parents[1] / "trial.json").write_text("{}")
+    (sweep / "s2-02" / "runs" / "run" / "metrics.jsonl").write_text("")
+    with pytest.warns(UserWarning) as warned:
+        rows = read_csv(plot_runs([sweep], output=tmp_path / "curves")[2])
+        comparison = compare_runs([sweep], output=tmp_path / "scores")
+        page = write_report([sweep]).read_text(encoding="utf-8")
+    texts = [str(each.message) for each in warned]
+    assert sum("1 of 39 trials have no data, and are left out" in text for text in texts) == 3
+    assert sum("no episode has ended in 200 steps" in text for text in texts) == len(texts) - 3 == 6
+    arms = {row["curve"]: row for row in rows}
+    assert len(arms) == 13 and arms["clip 0.1 (no episode ended)"]["mean"] == "nan"
+    assert [arms[f"clip {clip}"]["num_runs"] for clip in (0.125, 0.15)] == ["3", "2"]
+    scores = {result.label: result.mean.value for result in comparison.results}
+    assert scores == {f"clip {0.1 + 0.025 * i:.3g}": pytest.approx(3 * i) for i in range(1, 13)}
+    assert "not compared: clip 0.1 (no episode ended)" in comparison.notes
+    assert page.count("Too few iterations for a diagnosis") == 38 == page.count("</h3>") // 3
+    assert "<h1>38 runs of demo on procgen:starpilot (easy)</h1>" in page
+    assert "1. clip 0.1, seed 1</h3>" in page and "38. clip 0.4, seed 3</h3>" in page
+    (figures,) = [re.findall(f"<figcaption>{RETURN}(.*?)</fig", page)]
+    assert figures == [
+        ", undefined in 6 of 13 iterations, runs 1 to 10", ", runs 11 to 20", ", runs 21 to 30",
+        ", runs 31 to 38",
+    ]  # fmt: skip
+    drawn = page[page.index("<figure>") : page.index("</figure>")]
+    assert len({*re.findall(r"var\(--color\d+\)", drawn)}) == 7  # one for each run with a value
+
+
 def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", [])
     run = make_run(tmp_path / "run", [(1, 2.0), (2, math.nan)])
@@ -171,7 +212,7 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     (sweep / "s1" / "trial.json").write_text("{}")
     for runs, metric, message in [
         ([], RETURN, "runs is empty; give at least one"),
-        ([sweep], RETURN, "has no run with data yet"),
+        ([sweep], RETURN, "has no run with data; "),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
         ([empty], RETURN, "empty has no data"),

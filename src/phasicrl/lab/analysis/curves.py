@@ -135,7 +135,7 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         paths: absolute paths of run directories and of sweeps.
 
     Raises:
-        ValueError: a sweep has no run with data yet.
+        ValueError: a sweep has no run with data.
     """
     runs: list[Path] = []
     for path in dict.fromkeys(paths):
@@ -145,7 +145,7 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         files = sorted(path.glob(f"*/runs/*/{METRICS_FILE}"))
         found = [file.parent for file in files if RunDirectory(file.parent).last_rows(1)]
         if not found:
-            raise ValueError(f"{path} has no run with data yet. `phasicrl sweep run` trains them")
+            raise ValueError(f"{path} has no run with data; `phasicrl sweep status` says why")
         if without := len(trials) - len({run.parents[1] for run in found}):
             text = f"{path}: {without} of {len(trials)} trials have no data"
             warnings.warn(f"{text}, and are left out", stacklevel=2)

@@ -32,59 +32,109 @@ class Finding(NamedTuple):
     """Options to change."""
 
 
-def diagnose(columns: Columns, config: Config) -> list[Finding]:
+def diagnose(columns: Columns, config: Config, *, diverged: bool = False) -> list[Finding]:
     """Check a run's metrics for known signs of failed training, and return the findings.
 
     Args:
         columns: metrics of the run.
         config: configuration of the run.
+        diverged: true if losses or weights that are not finite ended the run.
     """
     findings = []
+    if diverged:
+        remedy = f"{_suggest_rate(config)}, or ppo.max_grad_norm (now {config.ppo.max_grad_norm})"
+        findings.append(Finding("Diverged", "losses or weights were not finite", remedy))
+    returns = columns.get("charts/episodic_return_100", np.empty(0))
+    improves = len(returns) < MIN_VALUES or _improves(returns)  # unknown without returns
     for metric, check in _RULES:
         values = columns.get(metric, np.empty(0))
-        if len(values) >= MIN_VALUES and (finding := check(values, config)):
+        if len(values) >= MIN_VALUES and (finding := check(values, config, improves)):
             findings.append(finding)
     return findings
 
 
+def _improves(returns: Array) -> bool:
+    """Return whether the last fifth of the run has higher returns than the first."""
+    first, last = _split_ends(returns)
+    # The larger spread may be learning itself, within the first or the last fifth.
+    return bool(last.mean() > first.mean() + min(first.std(), last.std()))
+
+
+def _split_ends(values: Array) -> tuple[Array, Array]:
+    """Return the first and the last fifth of the values."""
+    part = max(2, len(values) // 5)
+    return values[:part], values[-part:]
+
+
+def _quote_rate(config: Config) -> str:
+    return f"ppo.learning_rate (now {config.ppo.learning_rate:g})"
+
+
 def _suggest_rate(config: Config) -> str:
-    return f"a smaller ppo.learning_rate (now {config.ppo.learning_rate:g})"
+    return f"a smaller {_quote_rate(config)}"
 
 
 def _suggest_epochs(config: Config) -> str:
     return f"fewer ppo.policy_epochs (now {config.ppo.policy_epochs})"
 
 
-def _check_progress(returns: Array, config: Config) -> Finding | None:
-    part = max(2, len(returns) // 5)
-    first, last = returns[:part], returns[-part:]
-    # The larger spread may be learning itself, within the first or the last fifth.
-    if last.mean() > first.mean() + min(first.std(), last.std()):
+def _suggest_entropy(config: Config) -> str:
+    return f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
+
+
+def _check_progress(returns: Array, config: Config, improves: bool) -> Finding | None:
+    if improves:
         return None
-    return Finding(
-        "No progress",
-        f"mean return {first.mean():.4g} in the first fifth of the run, {last.mean():.4g} in the "
-        "last",
-        "the remedies of other findings; without any, a longer run (total_env_steps) or another "
-        f"ppo.learning_rate (now {config.ppo.learning_rate:g})",
-    )
+    first, last = (part.mean() for part in _split_ends(returns))
+    evidence = f"mean return {first:.4g} in the first fifth of the run, {last:.4g} in the last"
+    remedy = "the remedies of other findings; without any, a longer run (total_env_steps) or"
+    return Finding("No progress", evidence, f"{remedy} another {_quote_rate(config)}")
 
 
-def _check_episodes(counts: Array, config: Config) -> Finding | None:
+def _check_returns(returns: Array, config: Config, improves: bool) -> Finding | None:
+    if np.ptp(returns) > 1e-6 * abs(returns[0]):
+        return None
+    remedy = f"rewards that depend on the actions; if they do, {_suggest_entropy(config)}"
+    return Finding("Constant return", f"the mean return is always {returns[0]:.4g}", remedy)
+
+
+def _check_lengths(lengths: Array, config: Config, improves: bool) -> Finding | None:
+    if improves or np.ptp(lengths) > 0:
+        return None
+    evidence = f"all episodes have {lengths[0]:.0f} steps, as with a time limit"
+    return Finding("Episodes of one length", evidence, f"a longer time limit ({TIME_LIMIT})")
+
+
+def _check_episodes(counts: Array, config: Config, improves: bool) -> Finding | None:
     if counts.any():
         return None
-    remedy = f"a time limit of the environment ({TIME_LIMIT})"
-    return Finding("No episode ended", f"0 in {len(counts)} iterations", remedy)
+    return Finding("No episode ended", f"{len(counts)} iterations", f"a time limit ({TIME_LIMIT})")
 
 
-def _check_values(explained: Array, config: Config) -> Finding | None:
+def _is_raw(config: Config) -> bool:
+    return config.reward_norm.per == config.value_norm.statistics == "none"
+
+
+def _check_value_loss(loss: Array, config: Config, improves: bool) -> Finding | None:
+    first, last = map(np.median, _split_ends(loss))
+    if _is_raw(config) and (median := float(np.median(loss))) > 1e6:
+        remedy = "normalized rewards (reward_norm.per rollout) or values (value_norm.statistics)"
+        return Finding("Rewards too large", f"the median value loss is {median:.2g}", remedy)
+    # Losses of normalized rewards are about 1, and larger returns have larger errors.
+    if last <= max(100 * first, 1e4 if improves else 10):
+        return None
+    evidence = f"value loss {first:.2g} in the first fifth of the run, {last:.2g} in the last"
+    rates = f"{_suggest_rate(config)} or ppo.value_learning_rate"
+    return Finding("Diverging values", evidence, f"{rates}, a smaller ppo.gamma, ppo.max_grad_norm")
+
+
+def _check_values(explained: Array, config: Config, improves: bool) -> Finding | None:
     # The best fifth: returns of a solved task hardly vary, which leaves nothing to explain.
     best = max(float(np.median(part)) for part in np.array_split(explained, 5))
     if best >= 0.05:
         return None
     more = "ppo.value_epochs" + (", aux.epochs" if config.has_auxiliary_phase else "")
-    is_raw = config.reward_norm.per == config.value_norm.statistics == "none"
-    norms = "; normalized rewards (reward_norm)" if is_raw else ""
+    norms = "; normalized rewards (reward_norm)" if _is_raw(config) else ""
     return Finding(
         "Dead value function",
         f"explained variance {best:.2f} in the best fifth of the run (1 is perfect, 0 a constant)",
@@ -92,19 +142,23 @@ def _check_values(explained: Array, config: Config) -> Finding | None:
     )
 
 
-def _check_kl(kl: Array, config: Config) -> Finding | None:
+def _check_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
     worst, median = float(kl.max()), float(np.median(kl))
-    if worst < 0.1 or worst < 10 * median:
+    # KL is measured before each step: it is always 0 before the only one.
+    if worst < 1e-6 and config.ppo.policy_epochs * config.ppo.num_minibatches > 1:
+        return Finding(
+            "Unchanged policy", f"KL ≤ {worst:.1g} nats", f"a larger {_quote_rate(config)}"
+        )
+    if worst < min(max(0.1, 10 * median), 1.0) and median < 0.1:
         return None
-    return Finding(
-        "KL spike",
-        f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats, the median "
-        f"iteration by {median:.2g}",
-        f"{_suggest_rate(config)}, {_suggest_epochs(config)}, or ppo.target_kl",
+    evidence = (
+        f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats, the median"
     )
+    remedy = f"{_suggest_rate(config)}, {_suggest_epochs(config)}, or ppo.target_kl"
+    return Finding("KL too large", f"{evidence} iteration by {median:.2g}", remedy)
 
 
-def _check_auxiliary_kl(kl: Array, config: Config) -> Finding | None:
+def _check_auxiliary_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
     if not config.has_auxiliary_phase or (median := float(np.median(kl))) <= 0.05:
         return None
     return Finding(
@@ -115,18 +169,23 @@ def _check_auxiliary_kl(kl: Array, config: Config) -> Finding | None:
     )
 
 
-def _check_gradients(norm: Array, config: Config) -> Finding | None:
-    worst, median = float(norm.max()), float(np.median(norm))
-    if config.ppo.max_grad_norm is not None or worst < 100 * max(median, 1e-3):
+def _check_gradients(norm: Array, config: Config, improves: bool) -> Finding | None:
+    worst, median, bound = float(norm.max()), float(np.median(norm)), config.ppo.max_grad_norm
+    if bound is None:
+        if worst < 100 * max(median, 1e-3):
+            return None
+        evidence = f"the policy's gradient has norms up to {worst:.3g}, the median is {median:.3g}"
+        return Finding("Exploding gradients", evidence, "ppo.max_grad_norm, 0.5 for example")
+    # Adam divides by the size of gradients: many runs learn whose gradients are always clipped.
+    if norm.min() <= bound or (improves and median < 100 * bound):
         return None
-    return Finding(
-        "Exploding gradients",
-        f"the largest norm of the policy's gradient is {worst:.3g}, the median {median:.3g}",
-        "ppo.max_grad_norm, 0.5 for example",
-    )
+    evidence = f"the policy's gradient has norms from {norm.min():.3g}, the median is {median:.3g}"
+    remedy = f"a larger ppo.max_grad_norm (now {bound:g}), or normalized rewards (reward_norm.per)"
+    return Finding("Gradients always clipped", evidence, remedy)
 
 
-Check: TypeAlias = Callable[[Array, Config], Finding | None]
+Check: TypeAlias = Callable[[Array, Config, bool], Finding | None]
+"""Function of a metric's values, the configuration, and whether returns improve."""
 
 
 def _make_fraction_check(
@@ -134,7 +193,7 @@ def _make_fraction_check(
 ) -> Check:
     """Make a rule about the mean of a fraction over the second half of the run."""
 
-    def check_late_mean(fraction: Array, config: Config) -> Finding | None:
+    def check_late_mean(fraction: Array, config: Config, improves: bool) -> Finding | None:
         mean = float(fraction[len(fraction) // 2 :].mean())
         if mean <= limit:
             return None
@@ -144,22 +203,28 @@ def _make_fraction_check(
 
 
 def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
-    """Make a rule about a fall to a small fraction of the first value in the first quarter."""
+    """Make a rule about a fall to a small fraction of the first value.
 
-    def check_collapse(values: Array, config: Config) -> Finding | None:
-        early = float(values[max(1, len(values) // 4) - 1])
-        if values.min() < 0 or early >= limit * values[0]:  # differential entropy may be negative
+    It holds in the first quarter of the run, or in all of a run that does not improve.
+    """
+
+    def check_collapse(values: Array, config: Config, improves: bool) -> Finding | None:
+        end = max(1, len(values) // 4) if improves else len(values)
+        last = float(values[end - 1])
+        if values.min() < 0 or last >= limit * values[0]:  # differential entropy may be negative
             return None
-        evidence = f"from {values[0]:.3g} to {early:.3g} in the first quarter of the run"
-        coef = f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
-        return Finding(title, evidence, f"{coef} or {remedy(config)}")
+        evidence = f"from {values[0]:.3g} to {last:.3g} within {end} of {len(values)} iterations"
+        return Finding(title, evidence, f"{_suggest_entropy(config)} or {remedy(config)}")
 
     return check_collapse
 
 
 _RULES: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_return_100", _check_progress),
+    ("charts/episodic_return_100", _check_returns),
+    ("charts/episodic_length", _check_lengths),
     ("charts/num_episodes", _check_episodes),
+    ("losses/value_loss", _check_value_loss),
     ("losses/explained_variance", _check_values),
     ("losses/approx_kl", _check_kl),
     ("losses/clipfrac", _make_fraction_check(

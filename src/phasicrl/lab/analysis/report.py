@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,16 @@ import numpy as np
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.config_io import atomic_write
-from phasicrl.lab.analysis.curves import Points, expand_sweeps, extract_points, read_arms, smooth
-from phasicrl.lab.analysis.diagnosis import Finding, diagnose
-from phasicrl.lab.analysis.plot import extend_colors, format_steps, require_matplotlib
+from phasicrl.lab.analysis.curves import (
+    Array,
+    Points,
+    expand_sweeps,
+    extract_points,
+    read_arms,
+    smooth,
+)
+from phasicrl.lab.analysis.diagnosis import MIN_VALUES, Finding, diagnose
+from phasicrl.lab.analysis.plot import MAX_CURVES, extend_colors, format_steps, require_matplotlib
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import import_optional
@@ -64,34 +72,36 @@ class _Subject:
 
     @property
     def color(self) -> str:
-        return f"var(--color{self.index})"
+        return f"var(--color{self.index % MAX_CURVES})"
 
     @cached_property
     def config(self) -> Config:
         return self.files.config
 
     @cached_property
-    def _rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[dict[str, float]]:
+        """Metrics of the page, one row for each iteration."""
         names = [name for group in GROUPS.values() for name in group]
         times = [f"time/{part}" for part in TIMES]
         return self.files.metrics(*names, *times, "time/total", "charts/num_episodes")
 
     def points(self, metric: str) -> Points:
         """Return the steps and values of a metric in the rows where the metric is finite."""
-        return extract_points(self._rows, metric)
+        return extract_points(self.rows, metric)
 
     def _sum_times(self, *times: str) -> float:
         return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
 
     @cached_property
     def findings(self) -> list[Finding]:
-        names = {name for row in self._rows for name in row if "/" in name}
-        return diagnose({name: self.points(name)[1] for name in names}, self.config)
+        names = {name for row in self.rows for name in row if "/" in name}
+        columns = {name: self.points(name)[1] for name in names}
+        return diagnose(columns, self.config, diverged="diverged" in self.files.card)
 
     @property
     def facts(self) -> dict[str, str]:
         """Numbers at the top of the page, by their text."""
-        steps, training = self._rows[-1]["env_steps"], self._sum_times("total")
+        steps, training = self.rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
             ("return, last 100 episodes", "charts/episodic_return_100"),
@@ -177,16 +187,18 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     arms = read_arms(found)
     has_tasks = len({arm.task for arm in arms.values()}) > 1
     subjects: list[_Subject] = []
-    for run, arm in arms.items():
-        name = f"{arm.label}{f' on {arm.task}' * has_tasks}, seed {arm.config.seed}"
+    labels = [arm.label for arm in arms.values()]
+    for run, arm in sorted(arms.items(), key=lambda each: labels.index(each[1].label)):
+        number = f"{len(subjects) + 1}. " * (len(arms) > MAX_CURVES)
+        name = f"{number}{arm.label}{f' on {arm.task}' * has_tasks}, seed {arm.config.seed}"
         name = name if len(arms) > 1 else run.name
         subjects.append(_Subject(RunDirectory(run), name, len(subjects)))
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
-        light_colors=extend_colors(len(arms), _LIGHT_COLORS, 0.33),
-        dark_colors=extend_colors(len(arms), _DARK_COLORS, 0.68),
+        light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33), min_values=MIN_VALUES,
+        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), arms=[*arms.values()],
         shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,19 +216,33 @@ def _find_differences(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
 
 
 def _draw_figures(subjects: Sequence[_Subject]) -> dict[str, list[tuple[str, str]]]:
-    """Draw all metrics of the runs; returns title and drawing by group."""
+    """Draw all metrics of the runs, at most `MAX_CURVES` in a figure, by group and caption."""
     window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in subjects))
     figures: dict[str, list[tuple[str, str]]] = {}
+    parts = [subjects[i : i + MAX_CURVES] for i in range(0, len(subjects), MAX_CURVES)]
     for group, metrics in GROUPS.items():
-        for metric in metrics:
-            series = [(subject.index, subject.points(metric)) for subject in subjects]
-            if any(len(values) > 1 for _, (_, values) in series):
-                figures.setdefault(group, []).append((metric, _draw_figure(series, window)))
+        for metric, part in product(metrics, parts):
+            series = [(subject.index % MAX_CURVES, subject.points(metric)) for subject in part]
+            missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.rows]
+            caption = metric + f", undefined in {sum(missing)} of {len(missing)} iterations" * any(
+                missing
+            )
+            caption += f", runs {part[0].index + 1} to {part[-1].index + 1}" * (len(parts) > 1)
+            limits = np.concatenate([np.stack(each.points(metric), 1) for each in subjects])
+            drawing = _draw_figure(series, window, limits) if len(limits) else ""
+            if drawing or any(missing):
+                figures.setdefault(group, []).append((caption, drawing))
     return figures
 
 
-def _draw_figure(series: Sequence[tuple[int, Points]], window: int) -> str:
-    """Draw curves, by index of the run, as SVG in the colors of the page."""
+def _draw_figure(series: Sequence[tuple[int, Points]], window: int, limits: Array) -> str:
+    """Draw curves, by index of the run, as SVG in the colors of the page.
+
+    Args:
+        series: curves by index of the run.
+        window: environment steps over which the bold lines are averaged.
+        limits: points `[N, 2]` that the axes contain.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -227,6 +253,7 @@ def _draw_figure(series: Sequence[tuple[int, Points]], window: int) -> str:
     with mpl.rc_context(settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
+        axes.update_datalim(limits)
         for index, points in series:
             count = len(points[0])
             drawn = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)
@@ -234,7 +261,7 @@ def _draw_figure(series: Sequence[tuple[int, Points]], window: int) -> str:
                 (points, 0.6, 0.5), (smooth(points, window), 1.6, 1.0)
             ):  # fmt: skip
                 style: Any = {"color": f"#04{index:04x}", "linewidth": width, "alpha": alpha}
-                axes.plot(steps[drawn], values[drawn], **style)
+                axes.plot(steps[drawn], values[drawn], "o" * (count == 1), **style)
         if not any(values.any() for _, (_, values) in series):
             axes.set_ylim(-0.02, 1)  # a share that is always 0, not ± 0.05 around it
         axes.spines[["top", "right"]].set_visible(False)
