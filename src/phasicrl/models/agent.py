@@ -314,9 +314,9 @@ def _check_output(maker: str, network: nn.Module, inputs: Any, shapes: Any, expe
     """
     rule = f"inputs of shape {shapes}; expected an output of shape {expected}"
     try:
-        output = tuple(network(inputs).shape)
+        output = tuple(network.eval()(inputs).shape)
     except Exception as error:
         raise ValueError(f"the network of {maker} fails on {rule}: {error!r}") from error
     if output != expected:
         raise ValueError(f"the network of {maker} returns {output} for {rule}")
-    return network
+    return network.train()

@@ -159,7 +159,9 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     # A pending trial, and a run in which no episode has ended.
     (sweep / "s3-0").mkdir()
     (sweep / "s3-0" / "trial.json").write_text("{}")
-    (sweep / "s2-1" / "runs" / "run" / "metrics.jsonl").write_text('{"env_steps": 9, "a/b": 1.0}\n')
+    (sweep / "s2-1" / "runs" / "run" / "metrics.jsonl").write_text(
+        '{"env_steps": 9, "iteration": 1, "a/b": 1.0}\n'
+    )
     with pytest.warns(UserWarning) as warned:
         assert [len(curve.runs) for curve in read_curves([sweep], RETURN)] == [2, 1]
     texts = [str(each.message) for each in warned]

@@ -190,7 +190,7 @@ def test_the_report_names_a_trouble_that_was_planted(
     problem, changes, make_env, disturb = PLANTED[trouble]
     usual = {"total_env_steps": 640, "ppo.learning_rate": 0.01, "ppo.policy_epochs": 2}
     config = tiny(tmp_path).with_updates(usual | {"ppo.value_epochs": 2} | changes)
-    run = train(config, make_env=make_env, on_iteration=disturb).directory
+    run = train(config, make_env=make_env, callbacks=disturb).directory
     monkeypatch.setattr(report, "_draw_figures", lambda _: {})
     page = write_report([run]).read_text(encoding="utf-8")
     found = re.findall("<strong>(.*)</strong>", page)
@@ -205,7 +205,7 @@ def test_the_report_of_a_diverged_run_says_so(tmp_path: Path) -> None:
             next(run.agent.parameters()).data.fill_(torch.nan)
 
     with pytest.raises(DivergedError):
-        train(config, make_env=corridor, on_iteration=break_weights)
+        train(config, make_env=corridor, callbacks=break_weights)
     page = write_report([*tmp_path.iterdir()]).read_text(encoding="utf-8")
     assert "<strong>Diverged</strong>" in page and "Too few iterations" not in page
 

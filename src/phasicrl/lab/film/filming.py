@@ -62,7 +62,7 @@ def film_episodes(
     """
     envs, get_images = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
     with closing(envs), _open_film(output, fps=fps, size=size) as write_to_film:
-        agent = load_agent(envs)
+        agent, precision = load_agent(envs), saved.config.compute.policy_precision
         drawing = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
@@ -75,11 +75,13 @@ def film_episodes(
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write_to_film(tile(images))
 
-        def on_choice(inputs: Any, output: Any, action: Tensor) -> None:
+        def on_choice(inputs: Any, distribution: Any, action: Tensor) -> None:
             nonlocal strip
             returns[inputs.first] = 0
             if drawing is not None:
-                strip = partial(drawing.draw, output, action, returns)
+                steps = (inputs.obs.unsqueeze(1), inputs.first.unsqueeze(1), inputs.state)
+                value = agent.value(*steps, precision=precision)
+                strip = partial(drawing.draw, distribution, value, action, returns)
             write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
         def update_returns(*step: Any) -> None:
@@ -87,8 +89,7 @@ def film_episodes(
 
         played = run_agent(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=on_choice, on_step=update_returns, on_last=write_frame,
-            precision=saved.config.compute.policy_precision,
+            on_choice=on_choice, on_step=update_returns, on_last=write_frame, precision=precision,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)
 
@@ -156,7 +157,7 @@ class _Renderer:
             expected = ", ".join([*map(str, self._shape), "height, width, 3 or 4"])
             text = f"render() of {type(self.env.unwrapped).__name__} {what}; expected [{expected}]"
             raise ValueError(f"{text} of one size, of uint8 or of float from 0 to 1 or 255")
-        self._last = image = image[..., :3]
+        image = self._last = image[..., :3]
         return image
 
     def get_last_image(self) -> np.ndarray:
