@@ -172,7 +172,7 @@ TRICKS = (
     ("Adam's decays", "ppo-ewma train.py:24-31", "learner.Learner", "ppo.adam_betas"),
     ("learning rate falling to zero", "Baselines ppo2/ppo2.py:133-135; source 004",
      "learner.Learner.start_iteration", "ppo.schedule"),
-    ("clip range falling to zero", "Baselines ppo2/ppo2.py:133-135",
+    ("clip range falling to zero", "Baselines ppo2/ppo2.py:133-137",
      "learner.Learner.loss_coefficients", "ppo.clip_schedule"),
     ("rollouts that fit into the budget",
      "up: OPPG ppo.py:212, SB3 on_policy_algorithm.py:323; "

@@ -368,7 +368,7 @@ class PPOConfig(_Group):
     value_learning_rate: _Float | None = None
     """Learning rate of a separate value network (Spinning Up: 1e-3); none: `ppo.learning_rate`."""
     schedule: Literal["constant", "linear", "cosine", "adaptive_kl"] = "constant"
-    """Schedule of the learning rates, of the auxiliary phase, too.
+    """Learning-rate schedule.
     `constant`: no change (OPPG).
     `linear`, `cosine`: decay to zero (Baselines; ours).
     `adaptive_kl`: by the analytic KL of each minibatch, before its gradient step (rsl_rl)."""
