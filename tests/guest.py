@@ -80,8 +80,8 @@ def interrupt(*_: object) -> None:
 
 
 def train_all_ways(name: str, folder: Path) -> None:
-    """Train, fail, and be interrupted."""
-    from phasicrl import train
+    """Train, evaluate, fail, and be interrupted."""
+    from phasicrl import evaluate, train
     from phasicrl.system.signals import Preempted
     from tests.helpers import corridor, tiny, tiny_aux
 
@@ -91,7 +91,9 @@ def train_all_ways(name: str, folder: Path) -> None:
     gc.collect()
     gc.freeze()  # each later collection skips what the imports made
     with unchanged("a run"):
-        train(config, make_env=corridor)
+        run = train(config, make_env=corridor)
+    with unchanged("an evaluation"):
+        evaluate(run.directory, episodes=1, make_env=corridor)
     with unchanged("a failed run"), contextlib.suppress(KeyError):
         train(config, make_env=corridor, callbacks=fail)
     with unchanged("an interrupted run"), contextlib.suppress(Preempted):

@@ -18,6 +18,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import ActionConfig, EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep
+from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.presets import get_preset
@@ -159,6 +160,20 @@ def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: 
         for seed in (0, 0, 1)
     )
     assert first == second != other
+
+
+def test_a_small_network_is_evaluated_by_one_thread(tmp_path: Path) -> None:
+    threads = set[int]()
+
+    class Watched(Corridor):
+        def step(self, action: Any) -> Any:
+            threads.add(torch.get_num_threads())
+            return super().step(action)
+
+    run = train(tiny(tmp_path), make_env=corridor)
+    with use_threads(3):
+        evaluate(run.directory, episodes=1, make_env=Watched)
+        assert threads == {1} and torch.get_num_threads() == 3
 
 
 def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:

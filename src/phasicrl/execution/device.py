@@ -36,6 +36,17 @@ def find_device(device: str, is_worthwhile: bool) -> str:
 
 
 @contextmanager
+def use_threads(num_threads: int) -> Iterator[None]:
+    """Set PyTorch's threads on a CPU, and restore their number at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def apply_torch_settings(plan: Plan) -> Iterator[None]:
     """Set PyTorch's threads and determinism, and restore both at the end.
 
@@ -44,20 +55,18 @@ def apply_torch_settings(plan: Plan) -> Iterator[None]:
     """
     if not _TRAINING_LOCK.acquire(blocking=False):
         raise ValueError("another thread of this process trains. Use a separate process per run")
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    variable = os.environ.get(_CUBLAS)
+    mode, variable = torch.get_deterministic_debug_mode(), os.environ.get(_CUBLAS)
     try:
         if not plan.on_gpu:
-            torch.set_num_threads(plan.num_threads)
             keep_freed_memory()
         if plan.deterministic:
             os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is not deterministic without
             torch.use_deterministic_algorithms(True)
-        yield
+        with use_threads(torch.get_num_threads() if plan.on_gpu else plan.num_threads):
+            yield
     finally:
         if variable is None:
             os.environ.pop(_CUBLAS, None)
-        torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(mode)
         _TRAINING_LOCK.release()
 

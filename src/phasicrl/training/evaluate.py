@@ -15,10 +15,12 @@ import numpy as np
 from phasicrl.config import Config, EvaluatedLevels, Levels, OptionValue, PolicyKind
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_part
 from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
 from phasicrl.spaces import describe_spaces
+from phasicrl.system.machine import num_cores
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
@@ -193,8 +195,10 @@ def evaluate(
     env, objects = saved.config.env, {} if env_id else saved.env_objects
     changes = {"env.id": env_id or env.id, "env.options": {**env.options, **(env_options or {})}}
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
-    agent, results = None, []
-    with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
+    agent, results, threads = None, [], saved.config.compute.num_threads
+    threads = threads or (1 if saved.config.model.encoder == "mlp" else num_cores())
+    open_table = nullcontext() if steps_file is None else steps_file.open("w", newline="")
+    with use_threads(threads), open_table as file:
         table = None if file is None else load_lab_object("StepTable")(file)
         for which, policy in product(expand_levels(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:

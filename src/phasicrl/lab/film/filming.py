@@ -143,7 +143,8 @@ class _Renderer:
             what = f"returned a {type(given).__name__}, not an array"
             with suppress(ValueError):
                 image = np.array(given)
-                what = f"returned an array {image.shape} of {image.dtype}"
+                if image.ndim:
+                    what = f"returned an array {image.shape} of {image.dtype}"
         if not self._shape and image.ndim == 4:
             image = image[-1]  # the newest of a list
         if image.size and image.dtype.kind == "f":

@@ -1,0 +1,335 @@
+"""Small inputs of users that went wrong once, and what is right for each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.vector import AutoresetMode
+
+from phasicrl import Config, PPOConfig, cli, evaluate, resume, train
+from phasicrl.envs.protocol import EnvError
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.training.build import start_run
+from tests.helpers import corridor, tiny, tiny_aux
+
+Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
+VECTOR, IMAGE = Box(0, 1, (2,), np.float32), {"model.encoder": "impala", "model.channels": (4,)}
+
+
+class Lamp(gym.Env[Any, Any]):
+    """Has episodes of one step; its parts are changed by `lamp`."""
+
+    observation_space: Any = VECTOR
+    action_space: Any = Discrete(2)
+    reward: Any = 1.0
+    ends = True
+    render_mode = "rgb_array"
+
+    def observe(self) -> Any:
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observe(), self.reward, self.ends, False, {}
+
+
+def lamp(**parts: Any) -> Any:
+    return type("Lamp", (Lamp,), parts)
+
+
+def play(folder: Path, make_env: Any, **changes: Any) -> Any:
+    """Train a small run with changed options."""
+    return train(tiny(folder).with_updates(changes), make_env=make_env)
+
+
+def refuse(self: Any, action: Any) -> Any:
+    assert self.action_space.contains(action), f"{action} is out of bounds"
+    return Lamp.step(self, action)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.1, 0.1), (0.0, np.inf)])
+def test_actions_out_of_bounds_name_the_option_that_clips(
+    tmp_path: Path, low: float, high: float
+) -> None:
+    bounded = lamp(action_space=Box(low, high, (1,), np.float32), step=refuse)
+    with pytest.raises(EnvError, match=r"action\.squash clip"):
+        play(tmp_path, bounded)
+    play(tmp_path, bounded, **{"action.squash": "clip"})
+
+
+@pytest.mark.parametrize("answer", [False, np.bool_(False), True, "Stop"])
+def test_a_callback_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
+    with pytest.raises(ValueError, match=r"on_iteration returned .*expected 'stop' or None"):
+        train(tiny(tmp_path), make_env=Lamp, callbacks=lambda *_: answer)
+
+
+def test_close_that_raises_is_a_warning(tmp_path: Path) -> None:
+    def close(self: Any) -> None:
+        raise RuntimeError("no connection to close")
+
+    with pytest.warns(RuntimeWarning, match="no connection to close"):
+        run = play(tmp_path, lamp(close=close))
+        assert evaluate(run.directory, episodes=2, make_env=lamp(close=close))
+
+
+def test_an_entry_that_the_space_lacks_is_a_warning(tmp_path: Path) -> None:
+    zeros = {"place": np.zeros(2, np.float32), "speed": np.zeros(2, np.float32)}
+    space = gym.spaces.Dict({"place": VECTOR})
+    with pytest.warns(UserWarning, match="speed"):
+        play(tmp_path, lamp(observation_space=space, observe=lambda self: zeros))
+
+
+@pytest.mark.filterwarnings("ignore:.*10,000 steps")
+def test_an_evaluation_without_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasicrl.training.evaluation.MAX_EPISODE", 50)
+    endless = lamp(ends=False)
+    run = play(tmp_path, endless, **{"evaluation.every_iterations": 2, "evaluation.episodes": 2})
+    assert all(each.lengths == (50, 50) for each in evaluate(
+        run.directory, episodes=2, make_env=endless))  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["config.json", "total_env_steps"])
+def test_a_longer_run_has_the_phases_and_is_told_the_rate(
+    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"ppo.schedule": "linear", "log.console": "plain"}
+    config = tiny(tmp_path, aux=tiny_aux()).with_updates(changes)
+    whole = train(config.with_updates({"total_env_steps": 256}), make_env=corridor)
+    run = train(config, make_env=corridor)
+    capsys.readouterr()
+    if way == "config.json":
+        path = run.directory / way
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"total_env_steps": 256}))
+        resume(run.directory, make_env=corridor, accept_config_changes=True)
+    else:
+        resume(run.directory, make_env=corridor, total_env_steps=256)
+    said = capsys.readouterr().out
+    assert re.search("total_env_steps .*; the learning rate continues at 0.00025", said), said
+    phases = [[row["iteration"] for row in each.files.metrics() if "time/auxiliary" in row]
+              for each in (whole, run)]  # fmt: skip
+    assert phases[0] == phases[1] == [2, 4, 6]
+
+
+FRAME = np.zeros((16, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shown", "what"),
+    [([FRAME, FRAME[:8]], "list"), ((FRAME, "x"), "tuple"), (None, "NoneType"), (5, "int")],
+)
+def test_what_is_no_image_is_named_and_a_list_of_images_is_filmed(
+    tmp_path: Path, shown: Any, what: str
+) -> None:
+    video = pytest.importorskip("phasicrl.lab.film.video", reason="needs the extra `lab`")
+    make_env = lamp(render=lambda self: [FRAME, FRAME])
+    run = play(tmp_path, make_env)
+    assert video.film(run.directory, episodes=1, make_env=make_env)[0].exists()
+    with pytest.raises(ValueError, match=rf"render\(\) of Lamp .*{what}.*; expected \["):
+        video.film(run.directory, episodes=1, make_env=lamp(render=lambda self: shown))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "channels"),
+    [((17, 8, 8), None, 17), ((8, 8, 8), None, 8), ((4, 20, 12), "", 4),
+     ((17, 8, 8), "channels_first", 17), ((4, 20, 12), "channels_last", 12)],
+)  # fmt: skip
+def test_images_in_doubt_are_refused_and_read_as_the_option_says(
+    tmp_path: Path, shape: tuple[int, ...], layout: str | None, channels: int
+) -> None:
+    make_env = lamp(observation_space=Box(0, 1, shape, np.float32))
+    if layout is None:
+        with pytest.raises(
+            ValueError, match=r"model\.image_layout .*channels_first.*channels_last"
+        ):
+            play(tmp_path, make_env, **IMAGE)
+        return
+    run = play(tmp_path, make_env, **IMAGE, **({"model.image_layout": layout} if layout else {}))
+    (first, *_) = [part for part in run.agent.modules() if hasattr(part, "in_channels")]
+    assert first.in_channels == channels
+
+
+def test_a_run_in_which_no_episode_ends_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = play(tmp_path, lamp(ends=False), **{"log.console": "plain"})
+    assert "no episode has ended in 128 steps" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="needs the extra `lab`")
+    for verb in ("compare", "plot"):
+        with pytest.warns(UserWarning, match="no episode has ended in 128 steps"):
+            cli.main([verb, str(run.directory)])
+
+
+@pytest.mark.parametrize(
+    ("parts", "changes", "message"),
+    [
+        ({"observation_space": Box(-np.inf, np.inf, (2,), np.float64),
+          "observe": lambda self: np.full(2, 1e300)}, {}, "1e.300.* too large for float32"),
+        ({"reward": "1"}, {}, "reward of str"),
+        ({"observation_space": Box(0, 255, (12, 12, 3), np.float32)}, IMAGE, "expected uint8"),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_change_on_the_way_in_are_refused(
+    tmp_path: Path, parts: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((EnvError, ValueError), match=message):
+        play(tmp_path, lamp(**parts), **changes)
+
+
+def test_other_spaces_than_those_of_the_training_are_named(tmp_path: Path) -> None:
+    def make(size: int, actions: int, bound: float) -> Any:
+        actions_in = Box(-bound, bound, (actions,), np.float32)
+        return lamp(observation_space=Box(0, 1, (size,), np.float32), action_space=actions_in)
+
+    run = play(tmp_path, make(2, 1, 1.0), **{"action.squash": "tanh"})
+    for others, said in (((5, 1, 1.0), r"\(2,\).*\(5,\)"), ((2, 3, 1.0), r"\(1,\).*\(3,\)")):
+        with pytest.raises(ValueError, match=said):
+            evaluate(run.directory, episodes=1, make_env=make(*others))
+    with pytest.warns(UserWarning, match=r"-1\.0 to 1\.0.*-10\.0 to 10\.0"):
+        evaluate(run.directory, episodes=1, make_env=make(2, 1, 10.0))
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "video", "export", "resume", "train --from"])
+def test_a_run_of_a_function_is_used_on_the_command_line(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = play(tmp_path, lambda: CartPoleEnv(sutton_barto_reward=True))
+    assert cli.main([*verb.split(), str(run.directory)]) == 2
+    assert "--make-env MODULE:FUNCTION" in capsys.readouterr().err
+
+
+def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> None:
+    def add(run: Any, record: dict[str, float]) -> None:
+        record["own/lines"] = 7.0
+
+    run = train(tiny(tmp_path), make_env=corridor, callbacks=add)
+    assert [row["own/lines"] for row in run.files.metrics()] == [7.0] * 4
+    with start_run(tiny(tmp_path), make_env=corridor) as run:
+        run.collect(run.buffer.next_rollout())
+        run.finish_iteration({"own/lines": 7.0})
+    assert run.files.metrics()[0]["own/lines"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "said"),
+    [
+        (lambda path: RunDirectory(path).config, {"path": "runs/x"}, "not a run directory"),
+        (PPOConfig, {"lr": 1e-3}, r"ppo\.learning_rate"),
+        (Config, {"ppo": {"gamma": 0.9}}, "expected PPOConfig"),
+        (Config, {"env": "CartPole-v1"}, "expected EnvConfig"),
+        (Config().with_updates, {"changes": {"lr": 1e-3}}, r"ppo\.learning_rate"),
+        (train, {"config": "cartpole-ppo"}, "get_preset"),
+    ],
+)
+def test_slips_in_python_are_answered_with_what_is_right(
+    function: Any, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        function(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("learning_rate", lambda left: left), ("learning_rate", "3e-4"), ("clip", lambda left: left),
+     ("entropy_coef", "0.01"), ("num_steps", [128]), ("adam_betas", 0.9)],
+)  # fmt: skip
+def test_values_of_other_types_name_their_option(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"ppo\.{name} is .*; expected"):
+        PPOConfig(**{name: value})
+    with pytest.raises(ValueError, match=rf"ppo\.{name} is .*; expected"):
+        Config().with_updates({f"ppo.{name}": value})
+
+
+SHARED = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("draws_from", ["generator", "space"])
+def test_processes_that_draw_alike_are_a_warning(tmp_path: Path, draws_from: str) -> None:
+    space = Box(0, 1, (2,), np.float32)
+    space.sample()  # seeded now, and copied with the class
+    observe = {
+        "generator": lambda self: SHARED.random(2).astype(np.float32),
+        "space": lambda self: self.observation_space.sample(),
+    }[draws_from]
+    make_env = lamp(observation_space=space, observe=observe, ends=False)
+    with pytest.warns(RuntimeWarning, match=r"self\.np_random"):
+        play(tmp_path, make_env, **{"env.parallel": "processes", "total_env_steps": 32})
+
+
+def test_the_folder_of_a_sweep_is_taken_where_runs_are(tmp_path: Path) -> None:
+    values = {
+        "ppo.clip": [0.1, 0.2],
+        "env.id": ["gymnasium:CartPole-v1"],
+        "total_env_steps": [1024],
+    }
+    (tmp_path / "v.json").write_text(json.dumps(values))
+
+    def call(*words: str) -> str:
+        command = [sys.executable, "-m", "phasicrl", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    call("sweep", "make", "sweep", "classic-ppo", "--values", "v.json", "--seeds", "1")
+    call("sweep", "run", "sweep")
+    assert "clip 0.1" in call("compare", "sweep")
+    call("plot", "sweep")
+    call("report", "sweep")
+
+
+ENDED = np.array([False, True])
+FORMS = {
+    "some": lambda obs: obs[ENDED], "dict": lambda obs: {"obs": obs}, "None": lambda obs: None,
+    "Nones": lambda obs: np.array([None, None]), "shape": lambda obs: obs[:, :1],
+    "scalar": lambda obs: 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_final_observations_of_another_form_are_named(tmp_path: Path, form: str) -> None:
+    class Vector(gym.vector.VectorEnv[Any, Any, Any]):
+        single_observation_space, single_action_space = VECTOR, Discrete(2)
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+        num_envs = 2
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return np.zeros((2, 2), np.float32), {}
+
+        def step(self, actions: Any) -> Any:
+            obs = np.zeros((2, 2), np.float32)
+            return obs, np.ones(2), ENDED, ~ENDED & False, {"final_obs": FORMS[form](obs)}
+
+    with pytest.raises(EnvError, match=r"environment 1 with info\['final_obs'\]"):
+        train(tiny(tmp_path).with_updates({"env.num_envs": 2}), make_vector_env=lambda n: Vector())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--log.tensorboard False", "--log.no-tensorboard"), ("--lr 1e-3", "--ppo.learning-rate"),
+     ("--n-envs 8", "--env.num-envs"), ("--track", "--log.wandb"),
+     ("--ppo clip=0.1", "--ppo.clip")],
+)  # fmt: skip
+def test_words_of_other_trainers_lead_to_the_right_ones(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "cartpole-ppo", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_tilde_is_the_home_folder() -> None:
+    config = cli.parse_config(["cartpole-ppo", "--output-dir=~/runs"])
+    assert Path(config.output_dir) == Path.home() / "runs"
+    with pytest.raises(ValueError, match="output_dir is empty"):
+        Config(output_dir="")
