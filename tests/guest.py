@@ -91,9 +91,9 @@ def train_all_ways(name: str, folder: Path) -> None:
     gc.collect()
     gc.freeze()  # each later collection skips what the imports made
     with unchanged("a run"):
-        run = train(config, make_env=corridor)
+        directory = train(config, make_env=corridor).directory
     with unchanged("an evaluation"):
-        evaluate(run.directory, episodes=1, make_env=corridor)
+        evaluate(directory, episodes=1, make_env=corridor)
     with unchanged("a failed run"), contextlib.suppress(KeyError):
         train(config, make_env=corridor, callbacks=fail)
     with unchanged("an interrupted run"), contextlib.suppress(Preempted):
