@@ -125,7 +125,8 @@ def as_on(words: list[str], runs: Trained) -> list[str]:
     changed = [word if word not in names else str(runs[task][names[word]]) for word in words]
     changed = ["sweeps/lr" if word == "DIR" else word for word in changed if word != "…"]
     changed = [package() if word == "release/NAME" else word for word in changed]
-    for flag, number in SMALLER.items():
+    longer = {"--total-env-steps": "320"} if words[0] == "resume" else {}
+    for flag, number in (SMALLER | longer).items():
         if flag in changed:
             changed[changed.index(flag) + 1] = number
     if words[0] == "evaluate" and "--episodes" not in words:
