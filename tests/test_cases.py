@@ -101,7 +101,7 @@ def test_an_evaluation_without_end_ends(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("way", ["config.json", "total_env_steps"])
-def test_a_longer_run_has_the_phases_and_is_told_the_rate(
+def test_a_longer_run_has_the_same_phases_and_its_rate_is_said(
     tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"ppo.schedule": "linear", "log.console": "plain"}

@@ -154,11 +154,11 @@ def test_a_signal_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> N
     expected, seconds = unbroken(kind)
     draw = random.Random(kind)
     for number in fault:
-        for _ in range(20):
+        for attempt in range(1, 21):  # each time sooner
             folder = tmp_path / f"{number}-{draw.random()}"
             process = start(folder, begin_or_resume, folder, kind)
             wait_for(lambda at=folder: num_checkpoints(at) > 0)
-            time.sleep(draw.uniform(0, 0.7 * seconds))
+            time.sleep(draw.uniform(0, 0.7 * seconds / attempt))
             process.terminate()
             process.join(60)
             newest = only_run(folder).checkpoints[-1].name
@@ -189,11 +189,11 @@ def test_a_signal_to_a_process_group(
     draw, shared = random.Random(len(sent)), Path("/dev/shm")
     before = set(shared.glob("*"))
     for number in fault:
-        for _ in range(20):
+        for attempt in range(1, 21):  # each time sooner
             folder = tmp_path / f"{number}-{draw.random()}"
             process = start_group(folder, "ppg")
             wait_for(lambda at=folder: num_checkpoints(at) > 1)
-            time.sleep(draw.uniform(0, 0.3 * seconds))
+            time.sleep(draw.uniform(0, 0.3 * seconds / attempt))
             for name in sent:
                 os.killpg(process.pid, signal.Signals[name])
                 time.sleep(draw.uniform(0, 0.02))
