@@ -44,12 +44,12 @@ def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick(
 
 def test_returns_without_values_are_those_of_whole_episodes() -> None:
     # 8 environments of 128 steps become one of 1,024, which holds two of the longest episodes.
-    steps = dict(make_trick_arms(BASE, limit=500))
+    steps = dict(make_trick_arms(BASE, max_episode_steps=500))
     for name, config in steps.items():
         sums = name in ("REINFORCE", "+ baseline", "+ clipping")
         shape = (config.ppo.collect_by, config.env.num_envs, config.ppo.num_steps)
         assert shape == (("episodes", 1, 1024) if sums else ("steps", 8, 128)), name
-    alone = dict(make_trick_arms(BASE, mode="leave-one-out", limit=500))
+    alone = dict(make_trick_arms(BASE, mode="leave-one-out", max_episode_steps=500))
     whole = {name for name, config in alone.items() if config.ppo.collect_by == "episodes"}
     assert whole == {"without baseline", "without TD(λ)"}
     assert all(config.ppo.collect_by == "steps" for _, config in make_trick_arms(BASE))
@@ -66,8 +66,8 @@ def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
 
 def test_environments_without_masks_have_no_rung_for_them() -> None:
     unused = ("env.action_masks",)
-    assert make_trick_arms(BASE, unused=unused)[-1][0] == "+ entropy bonus"
-    assert len(make_trick_arms(BASE, mode="leave-one-out", unused=unused)) == len(TRICKS)
+    assert make_trick_arms(BASE, unused_options=unused)[-1][0] == "+ entropy bonus"
+    assert len(make_trick_arms(BASE, mode="leave-one-out", unused_options=unused)) == len(TRICKS)
 
 
 TAXI = BASE.with_updates({"env.id": "gymnasium:Taxi-v4"})

@@ -60,7 +60,7 @@ of 1, 0 above it."""
 
 
 def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estimate:
-    """Return a measure of scores `[R, T]` with its interval; equal scores give equal intervals."""
+    """Return a measure of scores `[R, T]` with its bootstrap interval, the same at each call."""
     matrix = np.asarray(scores, np.float64)
     drawn = np.concatenate([measure(block) for block in _resample(matrix, seed=0)])
     return Estimate(float(measure(matrix)), *map(float, _compute_interval(drawn)))

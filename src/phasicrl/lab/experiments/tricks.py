@@ -79,30 +79,36 @@ RETURNS = ("baseline", "TD(λ)")
 """Tricks without which returns are sums of rewards, over whole episodes."""
 
 
-def _choose_episode_options(base: Config, limit: int) -> dict[str, Any]:
+def _choose_episode_options(base: Config, max_episode_steps: int) -> dict[str, Any]:
     """Return options that collect whole episodes in rollouts of about as many steps."""
     num_steps = base.ppo.num_steps
-    while num_steps < 2 * limit:
+    while num_steps < 2 * max_episode_steps:
         num_steps *= 2
     num_envs = max(1, base.batch_size // num_steps)
     return {"ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs}
 
 
 def make_trick_arms(
-    base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), limit: int | None = None
+    base: Config,
+    *,
+    mode: Mode = "ladder",
+    unused_options: tuple[str, ...] = (),
+    max_episode_steps: int | None = None,
 ) -> list[Arm]:
     """Make the arms that add or remove tricks one by one. Rewards are never normalized.
 
     Args:
         base: all other options: environment, network sizes, budget, learning rate.
         mode: `ladder` adds tricks one by one to REINFORCE; `leave-one-out` removes each from all.
-        unused: beginnings of options without effect in the environment.
-        limit: maximum steps of an episode. With a limit, rungs that learn from sums of rewards
-            collect whole episodes; without, rollouts cut episodes.
+        unused_options: beginnings of options without effect in the environment.
+        max_episode_steps: maximum steps of an episode. With one, rungs that learn from sums of
+            rewards collect whole episodes; without, rollouts cut episodes.
     """
-    tricks = [trick for trick in TRICKS if not any(path.startswith(unused) for path in trick.on)]
-    if limit is not None:
-        whole = _choose_episode_options(base, limit)
+    tricks = [
+        each for each in TRICKS if not any(path.startswith(unused_options) for path in each.on)
+    ]
+    if max_episode_steps is not None:
+        whole = _choose_episode_options(base, max_episode_steps)
         parts = {path: base.values()[path] for path in whole}
         for place, trick in enumerate(tricks):
             if trick.name in RETURNS:
@@ -125,7 +131,7 @@ def make_trick_arms(
 
 
 def make_ppo_detail_arms(
-    base: Config, *, unused: tuple[str, ...] = (), limit: int | None = None
+    base: Config, *, unused_options: tuple[str, ...] = (), max_episode_steps: int | None = None
 ) -> list[Arm]:
     """Make an arm of PPO, and one for each detail on which the reference codes differ.
 
@@ -133,8 +139,8 @@ def make_ppo_detail_arms(
 
     Args:
         base: a configuration of PPO.
-        unused: beginnings of options without effect in the environment.
-        limit: maximum steps of an episode; None without a limit.
+        unused_options: beginnings of options without effect in the environment.
+        max_episode_steps: maximum steps of an episode; None without one.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"
     stop, rate = {"ppo.target_kl": 0.015}, 3 * (ppo.value_learning_rate or ppo.learning_rate)
@@ -153,20 +159,22 @@ def make_ppo_detail_arms(
         changes["policy epochs first"] = {"ppo.epoch_order": "policy_first"}
     if base.reward_norm.per != "none":
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
-    changes |= _make_episode_arms(base, limit) if limit is not None else {}
+    changes |= _make_episode_arms(base, max_episode_steps) if max_episode_steps is not None else {}
     has_effect = {
-        name: on for name, on in changes.items() if not any(path.startswith(unused) for path in on)
+        name: on
+        for name, on in changes.items()
+        if not any(path.startswith(unused_options) for path in on)
     }
     return make_arms_with_base("PPO", base, has_effect)
 
 
-def _make_episode_arms(base: Config, limit: int) -> dict[str, dict[str, Any]]:
+def _make_episode_arms(base: Config, max_episode_steps: int) -> dict[str, dict[str, Any]]:
     """Return changes to whole episodes, and to rollouts of the same shape.
 
     There are none if half of a rollout cannot hold an episode, or if its segments cannot be split
     into minibatches.
     """
-    whole = _choose_episode_options(base, limit)
+    whole = _choose_episode_options(base, max_episode_steps)
     num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
     uneven = base.get_minibatch_unit(base.ppo) == "segments" and num_envs % base.ppo.num_minibatches
     if num_envs * num_steps > base.batch_size or uneven:
@@ -192,5 +200,7 @@ def make_arms_for_env(base: Config, make: Callable[..., list[Arm]], **options: A
             "env.action_masks": envs.mask_size, "obs_norm.": agent.reader.parts,
             "action.": agent.policy_head.num_continuous,
         }  # fmt: skip
-    unused = tuple(path for path, used in uses.items() if not used)
-    return make(base, unused=unused, limit=episode_limit(base.env), **options)
+    unused_options = tuple(path for path, used in uses.items() if not used)
+    return make(
+        base, unused_options=unused_options, max_episode_steps=episode_limit(base.env), **options
+    )
