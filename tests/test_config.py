@@ -130,11 +130,7 @@ def test_derived_numbers() -> None:
     assert config.num_iterations == 7  # 6.1 rollouts: the last one is finished
     down = replace(config, budget_rounding="down")
     # Or left out.
-    assert (config.budget, down.budget, down.num_iterations) == (
-        100_000,
-        6 * 64 * 256,
-        6,
-    )
+    assert (config.budget, down.budget, down.num_iterations) == (100_000, 6 * 64 * 256, 6)
     assert (
         config.num_gradient_steps == 7 * 8 + 6 * 16 * 4
         and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4

@@ -291,8 +291,7 @@ def written_loss(run: Run, samples: PolicySamples, *, ddof: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "ddof"),
-    [("cleanrl-ppo-continuous", 1), ("sb3-ppo", 1), ("baselines-ppo-mujoco", 0)],
+    ("name", "ddof"), [("cleanrl-ppo-continuous", 1), ("sb3-ppo", 1), ("baselines-ppo-mujoco", 0)]
 )
 def test_the_loss_of_64_samples_is_the_originals(name: str, ddof: int, tmp_path: Path) -> None:
     name = f"compat-{name}"

@@ -62,8 +62,6 @@ def test_contestants_have_fields_that_exist_and_need_their_python_and_folder(
             parse_config(contestant.words.replace("{seed}", "3").split())
 
 
-def test_every_line_of_the_readme_is_a_contestant(
-    versus: ModuleType,
-) -> None:
+def test_every_line_of_the_readme_is_a_contestant(versus: ModuleType) -> None:
     for _, work, ours, theirs in SHORT:
         assert {ours, theirs} <= {contestant.name for contestant in versus.WORKS[work]}

@@ -223,10 +223,7 @@ def test_layer_norm_stands_between_each_dense_layer_and_its_activation() -> None
 
 @pytest.mark.parametrize(
     ("kind", "shape", "match"),
-    [
-        (ImpalaCNN, (8, 8, 3), "fewer stacks"),
-        (NatureCNN, (35, 40, 3), "model.encoder impala"),
-    ],
+    [(ImpalaCNN, (8, 8, 3), "fewer stacks"), (NatureCNN, (35, 40, 3), "model.encoder impala")],
 )
 def test_unfit_observations_are_refused(kind: type[Any], shape: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):

@@ -404,8 +404,7 @@ def test_trained_deviations_stop_at_their_bounds(
 
 
 @pytest.mark.parametrize(
-    "action",
-    [{"std": "range"}, {"squash": "clip"}, {"squash": "tanh"}, {"rescale": True}],
+    "action", [{"std": "range"}, {"squash": "clip"}, {"squash": "tanh"}, {"rescale": True}]
 )
 @pytest.mark.parametrize("bounds", [(-math.inf, math.inf), (0.0, math.inf), (-3e38, 3e38)])
 def test_bounds_that_are_used_are_finite(action: dict[str, Any], bounds: Any) -> None:

@@ -200,9 +200,7 @@ def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_terminated_process_has_its_exit_code_and_can_be_resumed(
-    tmp_path: Path,
-) -> None:
+def test_a_terminated_process_has_its_exit_code_and_can_be_resumed(tmp_path: Path) -> None:
     """As a scheduler sees it: SIGTERM, 75, and the same run goes on."""
     words = f"--output-dir {tmp_path} --log.console off --total-env-steps 10_000_000"
     words += " --compute.compile off --checkpoint.every-minutes none"
@@ -267,8 +265,7 @@ def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
 
 
 @pytest.mark.parametrize(
-    "where",
-    [(build, "Agent"), (RunDirectory, "write_config"), (Run, "write_card"), (Run, "save")],
+    "where", [(build, "Agent"), (RunDirectory, "write_config"), (Run, "write_card"), (Run, "save")]
 )
 @pytest.mark.parametrize("error", [OSError("no space left"), signal.SIGTERM])
 def test_a_run_that_fails_at_its_start_leaves_nothing(
