@@ -128,44 +128,30 @@ def test_derived_numbers() -> None:
     config = Config(total_env_steps=100_000, aux=AuxConfig(epochs=6, every=4))
     assert config.batch_size == 64 * 256
     assert config.num_iterations == 7  # 6.1 rollouts: the last one is finished
-    down = replace(config, budget_rounding="down")
-    # Or left out.
+    down = replace(config, budget_rounding="down")  # or left out
     assert (config.budget, down.budget, down.num_iterations) == (100_000, 6 * 64 * 256, 6)
-    assert (
-        config.num_gradient_steps == 7 * 8 + 6 * 16 * 4
-        and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
-    )
+    assert config.num_gradient_steps == 7 * 8 + 6 * 16 * 4
+    assert down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
     assert config.rollouts_per_phase == 4 and config.has_auxiliary_phase
-    assert (
-        replace(config, aux=AuxConfig(epochs=0)).rollouts_per_phase
-        == replace(config, aux=AuxConfig(epochs=0)).rollouts_per_phase
-        == 1
-    )
+    assert replace(config, aux=AuxConfig(epochs=0)).rollouts_per_phase == 1
     assert config.reward_gamma == config.ppo.gamma
-    assert (
-        replace(config, reward_norm=RewardNormConfig(per="rollout", gamma=0.5)).reward_gamma == 0.5
-    )
+    norm = RewardNormConfig(per="rollout", gamma=0.5)
+    assert replace(config, reward_norm=norm).reward_gamma == 0.5
 
 
-def test_value_epochs_come_before_policy_epochs_unless_they_are_equal() -> None:
-    assert PPOConfig(policy_epochs=2, value_epochs=2).epoch_schedule == ((True, True), (True, True))
-    assert PPOConfig(policy_epochs=1, value_epochs=3).epoch_schedule == ((False, True),) * 3 + (
-        (True, False),
-    )
-    assert PPOConfig(policy_epochs=1, value_epochs=0).epoch_schedule == ((True, False),)
-
-
-def test_in_algorithm_1_policy_epochs_come_first_and_none_are_joint() -> None:
-    order: dict[str, Any] = {"epoch_order": "policy_first"}
-    policy, value = (True, False), (False, True)
-    assert (
-        PPOConfig(policy_epochs=2, value_epochs=2, **order).epoch_schedule
-        == (policy,) * 2 + (value,) * 2
-    )
-    assert (
-        PPOConfig(policy_epochs=1, value_epochs=3, **order).epoch_schedule
-        == (policy,) + (value,) * 3
-    )
+def test_epochs_are_in_the_order_asked_for_and_joint_where_there_are_as_many_of_both() -> None:
+    """In Algorithm 1, policy epochs come first and none are joint."""
+    policy, value, joint = (True, False), (False, True), (True, True)
+    cases: list[tuple[Any, int, int, Any]] = [
+        ("value_first", 2, 2, (joint, joint)),
+        ("value_first", 1, 3, (value, value, value, policy)),
+        ("value_first", 1, 0, (policy,)),
+        ("policy_first", 2, 2, (policy, policy, value, value)),
+        ("policy_first", 1, 3, (policy, value, value, value)),
+    ]
+    for order, num_policy, num_value, expected in cases:
+        ppo = PPOConfig(policy_epochs=num_policy, value_epochs=num_value, epoch_order=order)
+        assert ppo.epoch_schedule == expected
 
 
 def test_an_experiment_is_the_same_for_other_seeds_lengths_and_machines() -> None:
@@ -199,23 +185,14 @@ def test_a_file_of_json_is_replaced_whole_or_not_at_all(
     assert read_json(path) == {"a": 3} and list(tmp_path.iterdir()) == [path]
 
 
+GROUPS = {kind for kind in typing.get_type_hints(Config).values() if dataclasses.is_dataclass(kind)}
+
+
 def test_every_field_says_what_it_is() -> None:
     """The command line's help and the reference page are made from these sentences."""
-    import inspect
-
-    from phasicrl import config
-
-    source = inspect.getsource(config)
-    groups = [
-        c
-        for c in vars(config).values()
-        if isinstance(c, type) and c.__name__.endswith("Config") and c is not Config
-    ]
-    for kind in groups:
-        text = source[source.index(f"class {kind.__name__}") :]
-        for field in dataclasses.fields(kind):
-            line = text[text.index(f"    {field.name}: ") :].split("\n")[1]
-            assert line.strip().startswith('"""'), f"{kind.__name__}.{field.name} has no sentence"
+    for kind in GROUPS:
+        names = [field.name for field in dataclasses.fields(kind)]
+        assert [name for name in names if not field_texts(kind).get(name)] == [], kind
 
 
 CODES = (
@@ -243,9 +220,7 @@ def test_every_option_of_the_algorithm_names_a_source(kind: type) -> None:
 
 
 def test_other_options_have_their_source_in_the_sentence_of_their_group() -> None:
-    groups = {kind for kind in typing.get_type_hints(Config).values()
-              if dataclasses.is_dataclass(kind)}  # fmt: skip
-    others = groups - {*ALGORITHM}
+    others = GROUPS - {*ALGORITHM}
     assert len(others) == 5
     assert [kind for kind in others if "(ours" not in (kind.__doc__ or "")] == []
     own = {name: text for name, text in field_texts(Config).items() if text}
@@ -302,41 +277,19 @@ def test_differences_are_by_field() -> None:
 def test_the_papers_settings_are_the_papers() -> None:
     """S35 to S51 of the sources, and what the authors' code does beside them."""
     config = get_preset("procgen-ppg-paper")
-    aux = config.aux
-    assert (
-        aux.every,
-        config.ppo.policy_epochs,
-        config.ppo.value_epochs,
-        aux.epochs,
-        aux.beta_clone,
-    ) == (32, 1, 1, 6, 1.0)
-    assert (
-        config.ppo.gamma,
-        config.ppo.gae_lambda,
-        config.ppo.num_steps,
-        config.ppo.num_minibatches,
-    ) == (0.999, 0.95, 256, 8)
-    assert (
-        config.ppo.entropy_coef,
-        config.ppo.clip,
-        config.ppo.learning_rate,
-        aux.learning_rate,
-    ) == (0.01, 0.2, 5e-4, 5e-4)
-    assert (config.env.num_envs, config.env.distribution, config.total_env_steps) == (
-        256,
-        "hard",
-        100_000_000,
-    )
+    paper = {
+        "aux.every": 32, "ppo.policy_epochs": 1, "ppo.value_epochs": 1, "aux.epochs": 6,
+        "aux.beta_clone": 1.0, "ppo.gamma": 0.999, "ppo.gae_lambda": 0.95, "ppo.num_steps": 256,
+        "ppo.num_minibatches": 8, "ppo.entropy_coef": 0.01, "ppo.clip": 0.2, "env.num_envs": 256,
+        "ppo.learning_rate": 5e-4, "aux.learning_rate": 5e-4, "env.distribution": "hard",
+        "total_env_steps": 100_000_000, "ppo.max_grad_norm": None, "ppo.value_clip": None,
+        "aux.max_grad_norm": None, "ppo.schedule": "constant", "ppo.adam_eps": 1e-8,
+        "ppo.advantage_norm": "batch", "ppo.minibatch_by": "segments", "aux.optimizer": "own",
+        "aux.minibatch_by": "segments", "ppo.value_coef": 1.0, "ppo.bootstrap_truncation": False,
+    }  # fmt: skip
+    assert config.values() | paper == config.values() and config.reward_gamma == 0.99
     # Segments of a global auxiliary minibatch: 4 on each of 4 workers.
-    assert config.env.num_envs // aux.num_minibatches == 16
-    assert config.ppo.max_grad_norm is config.ppo.value_clip is aux.max_grad_norm is None
-    assert config.ppo.schedule == "constant" and config.ppo.adam_eps == 1e-8
-    assert (
-        config.ppo.advantage_norm == "batch"
-        and config.ppo.minibatch_by == aux.minibatch_by == "segments"
-    )
-    assert config.ppo.value_coef == 1.0 and aux.optimizer == "own" and config.reward_gamma == 0.99
-    assert not config.ppo.bootstrap_truncation
+    assert config.env.num_envs // config.aux.num_minibatches == 16
 
 
 @pytest.mark.parametrize(
@@ -358,7 +311,7 @@ def test_the_papers_settings_are_the_papers() -> None:
 )  # fmt: skip
 def test_compatible_presets_have_the_settings_of_their_sources(
     name: str, rates: Any, returns: Any, batch: Any, updates: Any, clips: Any, entropy: float,
-    on_mse: float, grad: float | None, eps: float,
+    on_mse: float, grad: Any, eps: float,
 ) -> None:  # fmt: skip
     """The table of defaults in the sources' notes (2R), row by row.
 

@@ -96,14 +96,6 @@ def test_exponential_moments_by_hand() -> None:
     assert_moments(updated(moments, [[5.0, 5.0, 5.0]]), 11 / 3, 35 / 9)
 
 
-def test_moments_by_name() -> None:
-    running = normalize.make_moments("moments", decay=0.9, shape=(2, 1))
-    exponential = normalize.make_moments("ema", decay=0.75, shape=(3,))
-    assert isinstance(running, RunningMoments) and running.variance.shape == (2, 1)
-    assert isinstance(exponential, EmaMoments) and exponential.decay == 0.75
-    assert exponential.mean.shape == exponential.variance.shape == (3,)
-
-
 # Rewards
 
 
@@ -128,17 +120,6 @@ def test_rewards_are_divided_by_the_deviation_of_returns(gamma: float, per_step:
         assert scaled.dtype == torch.float32
         np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-5)
         np.testing.assert_allclose(normalizer.running_return.numpy(), running, rtol=1e-12)
-
-
-def test_running_returns_by_hand() -> None:
-    # γ = ½. The episode is 2, 4, 8 | and then 16 begins another: running returns 2, 5, 10.5 | 16.
-    normalizer = RewardNormalizer(1, gamma=0.5, clip=10.0)
-    normalizer(torch.tensor([[2.0, 4.0, 8.0, 16.0]]), torch.tensor([[True, False, False, True]]))
-    assert normalizer.moments.mean.item() == pytest.approx((2 + 5 + 10.5 + 16) / 4, rel=1e-12)
-    # The next rollout continues from 16: 1 + ½·16 = 9.
-    normalizer(torch.tensor([[1.0]]), torch.tensor([[False]]))
-    assert normalizer.running_return.tolist() == [9]
-    assert normalizer.moments.mean.item() == pytest.approx((2 + 5 + 10.5 + 16 + 9) / 5, rel=1e-12)
 
 
 @pytest.mark.parametrize("before", [0, 4])

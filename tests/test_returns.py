@@ -180,41 +180,6 @@ def test_n_step_and_monte_carlo_returns_are_sums(data: Episodes, gamma: float, n
     np.testing.assert_allclose(returns, brute_force_n_step(data, gamma, every), **EXACT)
 
 
-def as_collected(data: Episodes) -> tuple[Tensor, ...]:
-    """Arguments of `gae` as a rollout has them: the next value is the value of the next step."""
-    next_value = data.next_value.copy()
-    next_value[:, :-1] = np.where(data.end[:, :-1] == 2, next_value[:, :-1], data.value[:, 1:])
-    return tensors(data, next_value)
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(data=episodes(), gamma=st.floats(0, 1))
-def test_n_step_returns_meet_td_zero_and_monte_carlo(data: Episodes, gamma: float) -> None:
-    steps = reward, value, next_value, terminated, _ = as_collected(data)
-    num_steps = value.shape[1]
-    one, every, more = (
-        n_step_return(*steps, gamma=gamma, n=n) for n in (1, num_steps, num_steps + 3)
-    )
-    torch.testing.assert_close(one, reward + gamma * next_value * ~terminated)
-    torch.testing.assert_close(one, value + gae(*steps, gamma=gamma, gae_lambda=0.0))
-    torch.testing.assert_close(every, monte_carlo_return(reward, *steps[2:], gamma=gamma))
-    assert torch.equal(every, more)
-    torch.testing.assert_close(every, value + gae(*steps, gamma=gamma, gae_lambda=1.0))
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
-def test_gae_mixes_n_step_returns(data: Episodes, gamma: float, gae_lambda: float) -> None:
-    # TD(λ): (1 − λ) Σ_n λ^{n-1} Gⁿ. From n = T on all are the same, and share the weight λ^{T-1}
-    # that is left.
-    steps, num_steps = as_collected(data), data.reward.shape[1]
-    weights = [(1 - gae_lambda) * gae_lambda ** (n - 1) for n in range(1, num_steps)]
-    weights.append(gae_lambda ** (num_steps - 1))
-    terms = [w * n_step_return(*steps, gamma=gamma, n=n) for n, w in enumerate(weights, start=1)]
-    found = steps[1] + gae(*steps, gamma=gamma, gae_lambda=gae_lambda)
-    torch.testing.assert_close(found, torch.stack(terms).sum(0), rtol=1e-9, atol=1e-9)
-
-
 def test_returns_keep_the_dtype_and_leave_their_arguments_alone() -> None:
     copies = {name: tensor.clone() for name, tensor in STEPS.items()}
     without_value = {name: tensor for name, tensor in STEPS.items() if name != "value"}

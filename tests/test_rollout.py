@@ -134,12 +134,6 @@ def test_as_transitions_copies_nothing_and_keeps_what_belongs_together() -> None
         assert name == "state" or tensor.data_ptr() == getattr(samples, name).data_ptr(), name
 
 
-def test_samples_without_a_mask_stay_without() -> None:
-    samples = dataclasses.replace(samples_at(cells()), action_mask=None)
-    assert samples.as_transitions().action_mask is None
-    assert all(minibatch.action_mask is None for minibatch in split(samples, 2, "segments"))
-
-
 K, B, T = 3, 2, 5
 
 

@@ -31,9 +31,7 @@ class Counting(gym.Env[np.ndarray, Any]):
         self._buffer = np.zeros(3, self.observation_space.dtype)
         self._episode, self._time = -1, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self._id = int(self.np_random.integers(1000))
@@ -120,11 +118,8 @@ class Structured(Counting):
     def _observe(self) -> Any:
         self._image[:] = self._time
         digits = np.array([self._time >> place & 1 for place in range(3)], np.int8)
-        return {
-            "image": self._image,
-            "counts": super()._observe(),
-            "more": (2 + self._time, digits),
-        }
+        more = (2 + self._time, digits)
+        return {"image": self._image, "counts": super()._observe(), "more": more}
 
 
 class Masked(Counting):
@@ -312,7 +307,14 @@ class FaultyMask(gym.Env[np.ndarray, Any]):
 
 
 class Spaces(gym.Env[Any, Any]):
-    """Only has spaces."""
+    """Shows random members of any space; each step pays 1 and ends its episode."""
 
-    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+    def __init__(self, observation_space: Any, action_space: Any, mask: Any = None) -> None:
         self.observation_space, self.action_space = observation_space, action_space
+        self._info = {} if mask is None else {"action_mask": np.array(mask)}
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), self._info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, True, False, self._info

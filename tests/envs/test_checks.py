@@ -28,6 +28,7 @@ from tests.envs.counting import (
     MaskedInInfo,
     MaskedInObservation,
     MaskedNumbers,
+    Spaces,
 )
 from tests.helpers import Corridor
 
@@ -241,22 +242,18 @@ def test_entries_that_the_space_lacks_are_warned_of_once() -> None:
     assert text.startswith("mine: ") and "'speed'" in text and "action_mask" not in text
 
 
-class Strict(gym.Env[np.ndarray, Any]):
+class Strict(Spaces):
     """Refuses actions beyond its bounds."""
-
-    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
 
     def __init__(self, low: float, high: float) -> None:
         box = gym.spaces.Box(low, high, (1,), np.float32)
-        self.action_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=box)
-
-    def reset(self, **_: Any) -> Any:
-        return np.zeros(2, np.float32), {}
+        actions = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=box)
+        super().__init__(gym.spaces.Box(0, 1, (2,), np.float32), actions)
 
     def step(self, action: Any) -> Any:
         if not self.action_space.contains(action):
             raise AssertionError(action)
-        return np.zeros(2, np.float32), 1.0, True, False, {}
+        return super().step(action)
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -274,9 +271,8 @@ def test_a_complaint_about_an_action_beyond_its_bounds_names_the_remedy(
     envs.reset()
     inside = max(low, 0.0)
     assert envs.step(torch.tensor([[1, inside], [0, inside]])).reward.tolist() == [1, 1]
-    with pytest.raises(
-        EnvError, match=rf"AssertionError.*{value}.*'b'.*Box\(.*action\.squash clip"
-    ):
+    message = rf"AssertionError.*{value}.*'b'.*Box\(.*action\.squash clip"
+    with pytest.raises(EnvError, match=message):
         envs.step(torch.tensor([[1, inside], [0, value]]))
 
 

@@ -157,15 +157,6 @@ def test_all_calls_agree_and_sequences_are_their_steps(value_path: ValuePath, sp
     assert output.value.unique().numel() > S * L // 2
 
 
-def test_the_mask_reaches_the_policy() -> None:
-    agent, obs = make_agent(), observations()
-    mask = torch.rand(S, L, A, generator=Generator().manual_seed(2)) < 0.5
-    mask[..., 0] = True
-    policy, _ = agent.policy(obs, NEVER, agent.initial_state(S), mask)
-    for log_probs in (ask(agent, obs, mask).policy.dist_params, policy.dist_params):
-        assert torch.equal(log_probs.exp() > 0, mask)
-
-
 def test_policy_and_value_alone_spare_the_other_network() -> None:
     agent, obs, calls = make_agent(), observations(), []
     assert agent.value_encoder is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,31 +30,36 @@ from phasicrl.training.acting import load
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import Evaluation, evaluate, generalization_gaps
 from phasicrl.training.evaluation import make_evaluation_envs, run_agent
+from tests.envs.counting import Spaces
 from tests.helpers import Corridor, Levers, corridor, tiny
 
 
 class Countdown(Corridor):
-    """Episodes of 2 steps in one environment and of 9 in the next.
+    """Episodes that are longer in every second environment; each step is 1.
 
-    Whoever takes the first that finish favors the short ones.
+    The environment made for the spaces is the first.
     """
 
-    made = 0
-
-    def __init__(self) -> None:
-        Countdown.made += 1
-        super().__init__(limit=2 if Countdown.made % 2 else 9, length=99)
+    def __init__(self, number: int, short: int, long: int) -> None:
+        super().__init__(limit=long if number % 2 else short, length=10**9)
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, info = super().step(action)
         return obs, 1.0, terminated, truncated, info
 
 
+def countdowns(short: int, long: int) -> Callable[[], Countdown]:
+    numbers = itertools.count()
+    return lambda: Countdown(next(numbers), short, long)
+
+
 def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(
     tmp_path: Path,
 ) -> None:
-    with start_run(tiny(tmp_path), make_env=Countdown) as run:
-        how: dict[str, Any] = {"levels": "unseen", "seed": 0, "make_env": Countdown}
+    """Whoever takes the first that finish favors the short ones."""
+    make_env = countdowns(2, 9)
+    with start_run(tiny(tmp_path), make_env=make_env) as run:
+        how: dict[str, Any] = {"levels": "unseen", "seed": 0, "make_env": make_env}
         envs = make_evaluation_envs(run.config, num_envs=2, **how)
         result = run_agent(run.agent, envs, episodes=7, policy="greedy", seed=0)
         envs.close()
@@ -61,36 +68,18 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
     assert sorted(result.returns) == [float(length) for length in lengths]
 
 
-class Stays(Corridor):
-    """Ends at its third step in every second environment, and never in the others; each step is 1.
-
-    The environment made for the spaces is the first.
-    """
-
-    made = 0
-
-    def __init__(self) -> None:
-        Stays.made += 1
-        super().__init__(limit=3 if Stays.made % 2 else 10**9, length=10**9)
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, 1.0, terminated, truncated, info
-
-
 def test_an_evaluation_ends_where_episodes_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_runs, "LONG_EPISODE", 10)
     monkeypatch.setattr(of_runs, "MAX_EPISODE", 40)
     config = tiny(tmp_path).with_updates({"evaluation.every_iterations": 2})
-    Stays.made = 0
     with pytest.warns(RuntimeWarning, match="10 steps.*max_episode_steps"):
-        run = train(config, make_env=Stays)
+        run = train(config, make_env=countdowns(3, 10**9))
     # 20 episodes in 16 environments: of 3 steps in half of them, of 40 in the others.
     assert run.files.metrics()[-1]["evaluation/length"] == pytest.approx((10 * 3 + 8 * 40) / 18)
-    Stays.made, path = 0, tmp_path / "steps.csv"
-    how: dict[str, Any] = {"policies": ("sampled",), "steps_file": path, "make_env": Stays}
+    path, how = tmp_path / "steps.csv", dict[str, Any]()
+    how |= {"policies": ("sampled",), "steps_file": path, "make_env": countdowns(3, 10**9)}
     with pytest.warns(RuntimeWarning, match="10 steps"):
         (result,) = evaluate(run.directory, episodes=4, **how)
     assert sorted(result.lengths) == sorted(result.returns) == [3, 3, 40, 40]
@@ -239,18 +228,8 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
             evaluate(run.directory, episodes=0, make_env=corridor)
 
 
-def lamp(size: int, actions: gym.Space[Any]) -> type[gym.Env[Any, Any]]:
-    class Lamp(gym.Env[Any, Any]):
-        observation_space = gym.spaces.Dict(eye=gym.spaces.Box(0, 1, (size,), np.float32))
-        action_space = actions
-
-        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-            return {"eye": np.zeros(size, np.float32)}, {}
-
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            return {"eye": np.zeros(size, np.float32)}, 1.0, True, False, {}
-
-    return Lamp
+def lamp(size: int, actions: gym.Space[Any]) -> Callable[[], Spaces]:
+    return partial(Spaces, gym.spaces.Dict(eye=gym.spaces.Box(0, 1, (size,), np.float32)), actions)
 
 
 @pytest.mark.parametrize(

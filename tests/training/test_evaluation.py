@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
-from phasicrl.config import Config, Levels, ModelConfig
+from phasicrl.config import Config, ModelConfig
 from phasicrl.config_io import read_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.lab.film.video import film
@@ -56,22 +56,28 @@ def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) 
     assert not (other.directory / "best.safetensors").exists()
 
 
+def watch_environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options with which environments of evaluations are made from now on."""
+    made, make = [], periodic_evaluation.make_evaluation_envs
+
+    def watched(config: Config, **options: Any) -> VectorEnv:
+        made.append(options)
+        return make(config, **options)
+
+    monkeypatch.setattr(periodic_evaluation, "make_evaluation_envs", watched)
+    return made
+
+
 def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three iterations, one every two: after the second and the third."""
-    made, make = [], periodic_evaluation.make_evaluation_envs
-
-    def watched(config: Config, *, num_envs: int, seed: int, **options: Any) -> VectorEnv:
-        made.append((num_envs, seed))
-        return make(config, num_envs=num_envs, seed=seed, **options)
-
-    monkeypatch.setattr(periodic_evaluation, "make_evaluation_envs", watched)
+    made = watch_environments(monkeypatch)
     run = train(replace(evaluated(tmp_path), total_env_steps=96), make_env=Corridor)
     rows = [row for row in run.files.metrics() if "evaluation/return" in row]
     assert [row["iteration"] for row in rows] == [2, 3]
-    (num_envs, seed), again = made
-    assert num_envs == 3 and (num_envs, seed) == again
+    first, again = made
+    assert first["num_envs"] == 3 and first["seed"] == again["seed"] and first == again
 
 
 def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, Tensor]]:
@@ -111,20 +117,12 @@ def test_both_kinds_of_levels_and_their_gap(
 ) -> None:
     """What is best is decided on levels that were not trained on: the first weights, of 2 and 1."""
     config = evaluated(tmp_path).with_updates({"evaluation.levels": "both"})
-    made: list[str] = []
-    make = periodic_evaluation.make_evaluation_envs
-
-    def watched(config: Config, *, levels: Levels, **more: Any) -> VectorEnv:
-        made.append(levels)
-        return make(config, levels=levels, **more)
-
-    monkeypatch.setattr(periodic_evaluation, "make_evaluation_envs", watched)
-    seen = scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
+    made, seen = watch_environments(monkeypatch), scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
     run = train(config, make_env=Corridor)
     rows = [row for row in run.files.metrics() if "evaluation/return" in row]
     names = ("evaluation/return", "evaluation/train_return", "evaluation/gap")
     assert [[row[name] for name in names] for row in rows] == [[2, 5, 3], [1, 7, 6]]
-    assert made == ["unseen", "train"] * 2
+    assert [each["levels"] for each in made] == ["unseen", "train"] * 2
     assert_same(run.files.weights("best"), seen[0])
 
 
@@ -193,9 +191,8 @@ def test_a_resumed_run_knows_the_best_return_so_far(
 ) -> None:
     config = evaluated(tmp_path, **{"evaluation.every_iterations": 1})
     seen = scores(monkeypatch, 1.0, 3.0, 2.0, 2.5)
-    run = train(
-        config, make_env=Corridor, callbacks=lambda run, _: "stop" if len(seen) == 2 else None
-    )
+    run = train(config, make_env=Corridor,
+                callbacks=lambda *_: "stop" if len(seen) == 2 else None)  # fmt: skip
     run = resume(run.directory, make_env=Corridor)
     assert len(seen) == 4
     assert_same(run.files.weights("best"), seen[1])
@@ -236,10 +233,8 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
     below = images[:, 512:].astype(int)
     assert (below.reshape(6, -1).max(1) > 200).all() and (below[0] != below[4]).any()
     bare = replace(config, evaluation=replace(config.evaluation, overlay=False))
-    directory = train(
-        bare.with_updates({"output_dir": str(tmp_path / "bare")}), make_env=Image
-    ).directory
-    (first, *_) = sorted((directory / "videos").iterdir())
+    bare = bare.with_updates({"output_dir": str(tmp_path / "bare")})
+    (first, *_) = sorted((train(bare, make_env=Image).directory / "videos").iterdir())
     assert (read_film(first, 512, 512) == images[:, :512]).mean() > 0.9  # the same episode
 
 

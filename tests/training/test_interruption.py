@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,23 +50,27 @@ def weights_after(config: Config, iterations: int) -> dict[str, torch.Tensor]:
     return train(config, make_env=corridor, callbacks=stop_at(iterations)).files.weights()
 
 
-class Breaking(Corridor):
-    """Raises in its 3rd rollout of eight steps."""
+class Struck(Corridor):
+    """Something happens while it steps, in its third rollout of eight steps."""
 
-    steps = 0
+    steps, strike = 0, staticmethod(lambda: None)
 
     def step(self, action: Any) -> Any:
         type(self).steps += 1
-        if type(self).steps > 4 * 8 * 2 + 5:
-            raise RuntimeError("broken")
+        if type(self).steps == 4 * 8 * 2 + 5:
+            self.strike()
         return super().step(action)
+
+
+def break_down() -> None:
+    raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
 def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, aux: Any) -> None:
     config = tiny(tmp_path, aux=aux, checkpoint=AT_THE_END, total_env_steps=224)
-    Breaking.steps = 0
-    with pytest.raises(EnvError, match="broken"), start_run(config, make_env=Breaking) as run:
+    make_env = type("Breaking", (Struck,), {"strike": staticmethod(break_down)})
+    with pytest.raises(EnvError, match="broken"), start_run(config, make_env=make_env) as run:
         learn(run)
     assert [path.name for path in run.files.checkpoints] == ["step-000000000064"]
     assert_same(run.files.weights(), weights_after(config, 2))
@@ -126,22 +131,11 @@ def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-class Signaled(Corridor):
-    """The signal comes while it steps, in its third rollout; it ends whatever else raises."""
-
-    steps = 0
-
-    def step(self, action: Any) -> Any:
-        type(self).steps += 1
-        if type(self).steps == 4 * 8 * 2 + 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().step(action)
-
-
 def test_a_signal_in_the_middle_of_an_environments_step_is_no_fault_of_it(tmp_path: Path) -> None:
-    Signaled.steps = 0
-    config = tiny(tmp_path, checkpoint=AT_THE_END)
-    with pytest.raises(Preempted) as caught, start_run(config, make_env=Signaled) as run:
+    """The signal ends whatever else raises."""
+    config, strike = tiny(tmp_path, checkpoint=AT_THE_END), partial(signal.raise_signal, 15)
+    make_env = type("Signaled", (Struck,), {"strike": staticmethod(strike)})
+    with pytest.raises(Preempted) as caught, start_run(config, make_env=make_env) as run:
         learn(run)
     assert caught.value.code == 75
     assert [path.name for path in run.files.checkpoints] == ["step-000000000064"]

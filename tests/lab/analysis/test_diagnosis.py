@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.config import Config, RewardNormConfig
+from phasicrl.config import Config
 from phasicrl.lab.analysis import report
 from phasicrl.lab.analysis.diagnosis import diagnose
 from phasicrl.lab.analysis.report import write_report
@@ -54,34 +54,25 @@ SICK = {
     "Diverging values": ("losses/value_loss", np.geomspace(1, 1e6, 40), "2.9e+05 in the last"),
     "Clip fraction saturated": ("losses/clipfrac", np.full(40, 0.6), "60%"),
     "Entropy collapsed": ("losses/entropy", np.r_[2.7, np.full(39, 0.01)], "2.7 to 0.01"),
-    "Standard deviation collapsed": (
-        "losses/action_std",
-        np.r_[1, np.full(39, 0.001)],
-        "1 to 0.001",
-    ),
+    "Standard deviation collapsed":
+        ("losses/action_std", np.r_[1, np.full(39, 0.001)], "1 to 0.001"),
     "Rewards clipped": ("rewards/clipped_fraction", np.full(40, 0.2), "20%"),
-    "Observation normalizer saturated": (
-        "observations/clipped_fraction",
-        np.full(40, 0.3),
-        "30% of the normalized observations",
-    ),
+    "Observation normalizer saturated":
+        ("observations/clipped_fraction", np.full(40, 0.3), "30% of the normalized observations"),
     "Dormant units": ("network/dormant_fraction", np.linspace(0.96, 1, 40), "99%"),
     "Auxiliary KL too large": ("losses/aux/kl_loss", np.full(10, 0.3), "0.3 nats"),
     "Exploding gradients": ("gradients/policy_norm", spiked(1e4), "1e+04"),
-}
+}  # fmt: skip
 
 
 def watched(tmp_path: Path, **changes: object) -> Config:
     """Return settings under which every problem can arise."""
-    config = tiny(
-        tmp_path, aux=tiny_aux(), reward_norm=RewardNormConfig(per="rollout"), obs_norm=OBS_NORM
-    )
+    config = tiny(tmp_path, aux=tiny_aux(), obs_norm=OBS_NORM)
     return config.with_updates({"ppo.max_grad_norm": None} | changes)
 
 
 def names(columns: dict[str, np.ndarray], tmp_path: Path, **changes: object) -> list[str]:
-    config = watched(tmp_path, **changes)
-    return [finding.title for finding in diagnose(columns, config)]
+    return [finding.title for finding in diagnose(columns, watched(tmp_path, **changes))]
 
 
 def test_a_healthy_run_has_nothing(tmp_path: Path) -> None:

@@ -21,11 +21,8 @@ from phasicrl.algorithm import train
 from phasicrl.config import ActionConfig, Config, EnvConfig, ModelConfig
 from phasicrl.lab.export.export import export_policy, open_policy, play_exported
 from phasicrl.models.memory import RecurrentMemory
-from phasicrl.runs.directory import RunDirectory
-from phasicrl.training.build import make_agent
 from phasicrl.training.evaluate import evaluate
-from phasicrl.training.evaluation import make_evaluation_envs
-from tests.envs.counting import Structured
+from tests.envs.counting import Spaces, Structured
 from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, tiny, tiny_aux
 
 MLP = ModelConfig(encoder="mlp", hidden_sizes=(16,), activation="tanh", policy_head_scale=1.0)
@@ -126,38 +123,19 @@ def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Pa
         np.testing.assert_array_equal(policies[1](begun)["new_state"], other["new_state"])
 
 
-class TwoWidths(gym.Env[np.ndarray, Any]):
-    """Environment with discrete components not in the order of their widths, and a number."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Tuple(
-        (gym.spaces.Discrete(4), gym.spaces.Box(-3, 3, (1,)), gym.spaces.Discrete(2))
-    )
-
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return self.observation_space.sample(), 0.0, True, False, {}
-
-
 def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
-    run = train(tiny(tmp_path, model=MLP), make_env=TwoWidths).directory
-    policy = open_policy(
-        export_policy(run, format="torch", make_env=TwoWidths, observations=8).path
-    )
+    """Discrete components are not in the order of their widths, with a number between them."""
+    discrete, box = gym.spaces.Discrete, gym.spaces.Box
+    actions = gym.spaces.Tuple((discrete(4), box(-3, 3, (1,)), discrete(2)))
+    make_env = partial(Spaces, box(-1, 1, (2,), np.float32), actions)
+    agent = (trained := train(tiny(tmp_path, model=MLP), make_env=make_env)).agent
+    made = export_policy(trained.directory, format="torch", make_env=make_env, observations=8)
+    policy = open_policy(made.path)
     obs = torch.tensor([[0.3, -0.4], [-0.9, 0.1]])
     said = policy({"obs": obs.numpy()})
-    files = RunDirectory(run)
-    envs = make_evaluation_envs(
-        files.config, num_envs=2, levels="unseen", seed=0, make_env=TwoWidths
-    )
-    agent = make_agent(files.config, envs)
-    agent.load_state_dict(files.weights())
     with torch.no_grad():
-        distribution, _ = agent.policy(
-            obs.unsqueeze(1), torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, 0)
-        )
+        first, state = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, 0)
+        distribution, _ = agent.policy(obs.unsqueeze(1), first, state)
         # A component's options one by one: all else of the action stays the same.
         base = torch.tensor([0.0, said["mean"][0, 0], 0.0]).expand(2, 1, 3)
         for component, columns in ((0, range(4)), (2, range(4, 6))):

@@ -32,6 +32,11 @@ def written(folder: Path, search: module.Search, count: int) -> Path:
     return folder
 
 
+def search_of(tmp_path: Path, *more: Any, values: dict[str, Any] = VALUES) -> module.Search:
+    """Describe a search over 24 iterations."""
+    return module.Search(small(tmp_path, "ppo", total_env_steps=1536), values, *more)
+
+
 def trained(folder: Path, number: int) -> str:
     return sweep.train_trial(folder / f"{number:04d}")
 
@@ -60,10 +65,8 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert made == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / sweep.SEARCH
     assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
-    assert [status.id for status in sweep.get_status(tmp_path / "search")] == [
-        f"{number:04d}" for number in range(5)
-    ]
-    assert {status.state for status in sweep.get_status(tmp_path / "search")} == {"pending"}
+    found = [(status.id, status.state) for status in sweep.get_status(tmp_path / "search")]
+    assert found == [(f"{number:04d}", "pending") for number in range(5)]
     with pytest.raises(ValueError, match="has another sweep"):
         module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
     sweep.make_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
@@ -114,10 +117,7 @@ class Returns:
 
 def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     returns = Returns(monkeypatch)
-    search = module.Search(
-        small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}), VALUES, (1, 2, 3, 4), 3
-    )
-    folder = written(tmp_path / "search", search, 12)
+    folder = written(tmp_path / "search", search_of(tmp_path, (1, 2, 3, 4), 3), 12)
     states = [trained(folder, number) for number in range(12)]
     study = module.open_study(folder)
     assert [state.name.lower() for state in (t.state for t in study.trials)] == states
@@ -148,10 +148,7 @@ def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int]
 ) -> None:
     returns = Returns(monkeypatch)
-    search = module.Search(
-        small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}), VALUES, (1, 2), 4
-    )
-    folder = written(tmp_path / "search", search, 2)
+    folder = written(tmp_path / "search", search_of(tmp_path, (1, 2), 4), 2)
     returns.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
         trained(folder, 0)
@@ -179,12 +176,8 @@ def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, lef
 
 def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Returns(monkeypatch)
-    uneven = module.Search(
-        small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}),
-        {"ppo.num_minibatches": ["uniform", 2, 4]},
-        (1,),
-    )
-    folder = written(tmp_path / "search", uneven, 8)
+    uneven = {"ppo.num_minibatches": ["uniform", 2, 4]}
+    folder = written(tmp_path / "search", search_of(tmp_path, (1,), values=uneven), 8)
     states = [trained(folder, number) for number in range(8)]
     assert {"complete", "fail"} == set(states), "64 steps in 3 minibatches"
     for trial, state in zip(module.open_study(folder).trials, states, strict=True):
@@ -212,11 +205,7 @@ def test_received_searches_run_no_code(
     (tmp_path / "sent_with_it.py").write_text("raise SystemExit('it runs')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
-    folder = written(
-        tmp_path / "search",
-        module.Search(small(tmp_path, "ppo").with_updates({"total_env_steps": 1536}), VALUES),
-        1,
-    )
+    folder = written(tmp_path / "search", search_of(tmp_path), 1)
     (folder / sweep.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err

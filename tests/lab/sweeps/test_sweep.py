@@ -26,7 +26,7 @@ from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
 from tests.faults.harness import small, wait_for
-from tests.helpers import differences, rows_of, run_here
+from tests.helpers import assert_same, rows_of, run_here, stop_at
 
 
 def values(folder: Path, **lists: Any) -> Path:
@@ -62,9 +62,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     envs = ["gymnasium:CartPole-v1", "gymnasium:Acrobot-v1"]
     base = small(tmp_path, "ppo")
-    arms = sweep.make_grid(
-        base, {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs}
-    )
+    lists = {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs}
+    arms = sweep.make_grid(base, lists)
     clips = [(config.ppo.clip, config.model.hidden_sizes, config.env.id) for _, config in arms]
     assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
     assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
@@ -159,7 +158,7 @@ def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     plain = trials.train
 
     def interrupted(config: Config, **how: Any) -> None:
-        plain(config, callbacks=lambda run, _: "stop" if run.iteration == 9 else None)
+        plain(config, callbacks=stop_at(9))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trials, "train", interrupted)
@@ -172,8 +171,7 @@ def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     assert states(folder) == ["done", "diverged"]
     whole = RunDirectory(train(good).directory)
     (run,) = map(RunDirectory, (folder / "0" / "runs").iterdir())
-    assert not list(differences(whole.weights(), run.weights()))
-    assert not list(differences(rows_of(whole), rows_of(run)))
+    assert_same([whole.weights(), rows_of(whole)], [run.weights(), rows_of(run)])
 
 
 @pytest.mark.usefixtures("here")
@@ -224,9 +222,8 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
 def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
     sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
-    sweep.write_dataclass(
-        next(iter(sweep.list_trials(folder))) / sweep.OUTCOME, sweep.Outcome("done")
-    )
+    (trial,) = sweep.list_trials(folder)
+    sweep.write_dataclass(trial / sweep.OUTCOME, sweep.Outcome("done"))
     (status,) = sweep.get_status(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
     assert status.shared == "classic-ppo, clip 0.1"
@@ -277,8 +274,7 @@ def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path:
         (run,) = map(RunDirectory, (folder / str(number) / "runs").iterdir())
         assert len(run.card["resumed"]) == 1
         whole = RunDirectory(train(replace(long, seed=seed)).directory)
-        assert not list(differences(whole.weights(), run.weights()))
-        assert not list(differences(rows_of(whole), rows_of(run)))
+        assert_same([whole.weights(), rows_of(whole)], [run.weights(), rows_of(run)])
 
 
 @pytest.mark.slow
