@@ -17,19 +17,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from phasicrl.config import (
-    AuxConfig,
-    CheckpointConfig,
-    ComputeConfig,
-    Config,
-    EnvConfig,
-    LogConfig,
-    ModelConfig,
-    ObsNormConfig,
-    PPOConfig,
-    RewardNormConfig,
-    ValueNormConfig,
-)
+from phasicrl.config import AuxConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.lab.experiments.trials import Failure
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -78,25 +66,18 @@ class Levers(gym.Env[np.ndarray, Any]):
 
 OBS_NORM = ObsNormConfig(statistics="moments")
 VALUE_NORM = ValueNormConfig(statistics="moments")
+OFF = AuxConfig()
+TINY = Config(name="tiny", seed=3, total_env_steps=128).with_updates({
+    "env.id": "corridor", "env.num_envs": 4, "model.encoder": "mlp", "model.hidden_sizes": (8,),
+    "model.activation": "tanh", "ppo.num_steps": 8, "ppo.gamma": 0.9, "ppo.num_minibatches": 2,
+    "reward_norm.per": "rollout", "compute.device": "cpu", "log.console": "off",
+    "log.tensorboard": False, "checkpoint.every_minutes": None,
+})  # fmt: skip
 
 
 def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Config:
     """Four corridors, rollouts of eight steps; a run of it takes a fraction of a second."""
-    config = Config(
-        name="tiny",
-        seed=3,
-        total_env_steps=128,
-        output_dir=str(tmp_path),
-        env=EnvConfig(id="corridor", num_envs=4),
-        model=ModelConfig(encoder="mlp", hidden_sizes=(8,), activation="tanh"),
-        ppo=PPOConfig(num_steps=8, gamma=0.9, num_minibatches=2),
-        aux=aux or AuxConfig(),
-        reward_norm=RewardNormConfig(per="rollout"),
-        compute=ComputeConfig(device="cpu"),
-        log=LogConfig(console="off", tensorboard=False),
-        checkpoint=CheckpointConfig(every_minutes=None),
-    )
-    return replace(config, **changes)
+    return replace(TINY.with_updates({"output_dir": str(tmp_path), "aux": aux or OFF}), **changes)
 
 
 def tiny_aux(**changes: Any) -> AuxConfig:

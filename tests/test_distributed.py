@@ -37,9 +37,8 @@ def test_processes_learn_what_one_learns(tmp_path: Path, size: int, names: list[
         alone = ranks.measure(tmp_path, name, size, None)
         assert all(other["weights"] == first["weights"] for other in others), name
         for key, numbers in alone["weights"].items():
-            assert first["weights"][key] == pytest.approx(numbers, rel=1e-6, abs=1e-5), (
-                f"{name}: {key}"
-            )
+            near = pytest.approx(numbers, rel=1e-6, abs=1e-5)
+            assert first["weights"][key] == near, f"{name}: {key}"
         assert len(alone["rows"]) == len(first["rows"]) == 3
         for row, row_of_ranks in zip(alone["rows"], first["rows"], strict=True):
             assert row.keys() == row_of_ranks.keys()

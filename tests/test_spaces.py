@@ -17,14 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasicrl import spaces
-from phasicrl.spaces import (
-    ActionLayout,
-    ObservationLayout,
-    check_spaces,
-    count_choices,
-    find_extra_keys,
-    leaves,
-)
 
 Dict: Any = gym.spaces.Dict  # their types are narrower than what they take
 MultiDiscrete: Any = gym.spaces.MultiDiscrete
@@ -92,9 +84,9 @@ def start_of(leaf: Any) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 def test_observations_come_back(space: gym.Space[Any], num: int, before: int, seed: int) -> None:
     """Also from the middle of a larger storage, where rows begin at any address."""
-    check_spaces("mine", space, Discrete(2))
-    rng, layout = np.random.default_rng(seed), ObservationLayout(space)
-    values: Any = {path: random_batch(leaf, num, rng) for path, leaf in leaves(space)}
+    spaces.check_spaces("mine", space, Discrete(2))
+    rng, layout = np.random.default_rng(seed), spaces.ObservationLayout(space)
+    values: Any = {path: random_batch(leaf, num, rng) for path, leaf in spaces.leaves(space)}
     packed = layout.pack(spaces.assemble(space, values), num)
     assert packed.shape == (num, *layout.shape) and packed.dtype == layout.dtype
     storage = torch.zeros(before + num + 1, *layout.shape, dtype=torch.from_numpy(packed).dtype)
@@ -113,7 +105,7 @@ def test_where_every_part_lies() -> None:
     parts = Tuple([Discrete(4, start=7), Box(-1, 1, (), np.float64), MultiBinary((2, 2))])
     space = OrderedDict(z=Box(0, 255, (2, 3), np.uint8), a=parts)
     space |= {"m": MultiDiscrete([3, 4]), "i": Box(-5, 5, (1,), np.int32)}
-    layout = ObservationLayout(Dict(space))
+    layout = spaces.ObservationLayout(Dict(space))
     assert layout.is_tree and layout.shape == (6 + 8 + 4 + 4 + 16 + 4,) and layout.dtype == np.uint8
     assert [
         (leaf.path, leaf.shape, leaf.dtype.name, leaf.columns.start, leaf.columns.stop)
@@ -136,7 +128,7 @@ def test_where_every_part_lies() -> None:
 def test_what_needs_no_translation_is_not_copied() -> None:
     for space in (Box(0, 255, (4, 4, 3), np.uint8), Box(-1, 1, (3,), np.float32)):
         batch = np.zeros((2, *space.shape), space.dtype)
-        layout, stored = ObservationLayout(space), torch.from_numpy(batch)
+        layout, stored = spaces.ObservationLayout(space), torch.from_numpy(batch)
         assert layout.pack(batch, 2) is batch and layout.unpack(stored) is stored
 
 
@@ -157,20 +149,20 @@ COUNTS = np.zeros((2, 3))
 )
 def test_observations_that_do_not_fit_are_refused(obs: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        ObservationLayout(TREE).pack(obs, 2)
+        spaces.ObservationLayout(TREE).pack(obs, 2)
 
 
 def test_bytes_beyond_their_range_are_refused() -> None:
     for number in (-1, 256):
         with pytest.raises(ValueError, match="0 to 255"):
-            ObservationLayout(MultiBinary(2)).pack(np.array([[0, number]]), 1)
+            spaces.ObservationLayout(MultiBinary(2)).pack(np.array([[0, number]]), 1)
 
 
 def test_a_single_number_may_come_in_brackets() -> None:
     for space in (Discrete(4), Box(0, 9, (), np.float32)):
-        np.testing.assert_array_equal(ObservationLayout(space).pack([[1], [2]], 2), [1, 2])
+        np.testing.assert_array_equal(spaces.ObservationLayout(space).pack([[1], [2]], 2), [1, 2])
         with pytest.raises(ValueError, match="shape"):
-            ObservationLayout(space).pack([[1, 2], [3, 4]], 2)
+            spaces.ObservationLayout(space).pack([[1, 2], [3, 4]], 2)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +178,7 @@ def test_a_single_number_may_come_in_brackets() -> None:
 def test_numbers_that_cannot_be_used_are_found(
     counts: Any, stage: list[int], index: Any, match: str
 ) -> None:
-    layout = ObservationLayout(TREE)
+    layout = spaces.ObservationLayout(TREE)
     packed = layout.pack({"counts": np.array(counts), "stage": np.array(stage)}, 3)
     found = layout.find_invalid(packed) or (None, "")
     assert found[0] == index and match in found[1]
@@ -194,14 +186,14 @@ def test_numbers_that_cannot_be_used_are_found(
 
 @pytest.mark.parametrize("number", [1e300, -4e38])
 def test_numbers_too_large_for_float32_are_not_infinity(number: float) -> None:
-    layout = ObservationLayout(TREE)
+    layout = spaces.ObservationLayout(TREE)
     counts = np.array([[0, np.inf, 0], [number, np.nan, 0]])
     with pytest.raises(ValueError, match=rf"{re.escape(f'{number:g}')} .*'counts'.*float32"):
         layout.pack({"counts": counts, "stage": np.array([1, 2])}, 2)
 
 
 def test_components_of_several_choices_have_their_own_limits() -> None:
-    layout = ObservationLayout(MultiDiscrete([[2, 5], [3, 1]], start=[[0, 1], [0, 0]]))
+    layout = spaces.ObservationLayout(MultiDiscrete([[2, 5], [3, 1]], start=[[0, 1], [0, 0]]))
     assert layout.find_invalid(layout.pack(np.array([[[1, 5], [2, 0]]]), 1)) is None
     fault = layout.find_invalid(layout.pack(np.array([[[0, 1], [0, 0]], [[2, 5], [2, 0]]]), 2))
     assert fault is not None and fault[0] == 1 and "[[2 5]\n [2 0]]" in fault[1]
@@ -211,7 +203,7 @@ def test_components_of_several_choices_have_their_own_limits() -> None:
 @given(space=ACTIONS, num=st.integers(1, 3))
 def test_actions_arrive_as_their_space_has_them(space: gym.Space[Any], num: int) -> None:
     space.seed(num)
-    layout, parts = ActionLayout(space), leaves(space)
+    layout, parts = spaces.ActionLayout(space), spaces.leaves(space)
     samples = [space.sample() for _ in range(num)]
     pieces = [[np.ravel(at(one, path) - start_of(leaf)) for path, leaf in parts] for one in samples]
     rows = list(map(np.concatenate, pieces))
@@ -254,14 +246,14 @@ GOOD_ROW = [0, 9, -9, 1, 3, 1]
 )
 def test_wrong_actions_are_refused(space: gym.Space[Any], action: Any, match: str) -> None:
     with pytest.raises(ValueError, match=f"^mine: .*{match}"):
-        ActionLayout(space).check("mine", action, 2)
+        spaces.ActionLayout(space).check("mine", action, 2)
 
 
 def test_numbers_may_be_beyond_the_bounds_and_integers_may_be_floats() -> None:
-    layout, action = ActionLayout(MIXED), np.array([[2, 9, -9, 1, 3, 1]])
+    layout, action = spaces.ActionLayout(MIXED), np.array([[2, 9, -9, 1, 3, 1]])
     layout.check("mine", action, 1)
     layout.check("mine", action.astype(np.float32), 1)
-    assert ActionLayout(Discrete(3, start=5)).unflatten(np.array([0, 2])).tolist() == [5, 7]
+    assert spaces.ActionLayout(Discrete(3, start=5)).unflatten(np.array([0, 2])).tolist() == [5, 7]
     arrived = layout.unflatten(action)
     assert arrived["go"] == 2 and [x.tolist() for x in arrived["arm"]] == [[[9, -9]], [[1, 3]]]
 
@@ -272,7 +264,7 @@ def test_numbers_may_be_beyond_the_bounds_and_integers_may_be_floats() -> None:
      (9, 1, r"0.0 .* 5 \(flags\)")],
 )  # fmt: skip
 def test_actions_that_are_not_allowed_are_refused(place: int, env: int, match: str) -> None:
-    layout, mask = ActionLayout(MIXED), np.ones((2, 11), bool)
+    layout, mask = spaces.ActionLayout(MIXED), np.ones((2, 11), bool)
     action = np.array([[2, 0, 0, 1, 3, 1], [0, 0, 0, 0, 2, 0]], np.float32)
     layout.check("mine", action, 2, action_mask=mask)
     mask[env, place] = False
@@ -290,7 +282,7 @@ def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> Non
     where = r" \(at 'b/0'\)" if isinstance(space, Dict) else ""
     for what, pair in (("observation", (space, Discrete(2))), ("action", (GOOD, space))):
         with pytest.raises(ValueError, match=f"^mine: {what}_space{where} is .*; expected "):
-            check_spaces("mine", *pair)
+            spaces.check_spaces("mine", *pair)
 
 
 @pytest.mark.parametrize(
@@ -305,19 +297,19 @@ def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> Non
 )
 def test_empty_spaces_are_refused(observation_space: Any, action_space: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        check_spaces("mine", observation_space, action_space)
+        spaces.check_spaces("mine", observation_space, action_space)
 
 
 def test_a_part_may_be_empty() -> None:
     """As the goals of some robots are."""
     space = Dict(goal=Box(-1, 1, (0,), np.float64), state=GOOD)
-    check_spaces("mine", space, space)
-    layout = ObservationLayout(space)
+    spaces.check_spaces("mine", space, space)
+    layout = spaces.ObservationLayout(space)
     stored = layout.pack({"goal": np.zeros((2, 0)), "state": np.ones((2, 2))}, 2)
     assert layout.find_invalid(stored) is None
     read = layout.unpack(torch.from_numpy(stored))
     assert read["goal"].shape == (2, 0) and read["state"].tolist() == [[1, 1]] * 2
-    assert ActionLayout(space).unflatten(np.ones((2, 2), np.float32))["goal"].shape == (2, 0)
+    assert spaces.ActionLayout(space).unflatten(np.ones((2, 2), np.float32))["goal"].shape == (2, 0)
 
 
 def test_float32_in_place_of_other_floats_at_every_depth() -> None:
@@ -341,15 +333,15 @@ def test_parts_can_be_mapped() -> None:
 
 
 def test_options_of_all_discrete_components() -> None:
-    assert count_choices(MIXED) == (3, 2, 4, 2) and count_choices(GOOD) == ()
-    assert count_choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
-    assert count_choices(MultiBinary((2, 2))) == (2,) * 4
+    assert spaces.count_choices(MIXED) == (3, 2, 4, 2) and spaces.count_choices(GOOD) == ()
+    assert spaces.count_choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
+    assert spaces.count_choices(MultiBinary((2, 2))) == (2,) * 4
 
 
 def test_extra_entries_are_found_in_dictionaries_at_any_depth() -> None:
     box = gym.spaces.Box(0, 1, (2,))
     space = gym.spaces.Dict(a=box, b=gym.spaces.Tuple([box, gym.spaces.Dict(c=box)]))
     obs = {"a": 0, "b": (0, {"c": 0})}
-    assert find_extra_keys(space, obs) == find_extra_keys(box, obs) == []
+    assert spaces.find_extra_keys(space, obs) == spaces.find_extra_keys(box, obs) == []
     more = {"a": 0, "z": 1, "b": (0, {"c": 0, "d": 1})}
-    assert find_extra_keys(space, more) == ["z", "b/1/d"]
+    assert spaces.find_extra_keys(space, more) == ["z", "b/1/d"]

@@ -51,6 +51,20 @@ def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(actions.reshape(envs.num_envs, *layout.shape))
 
 
+def check_known_masks(envs: VectorEnv) -> None:
+    """Play three environments of `Masked`; each mask is that of the observations returned."""
+    obs, ends, rng = envs.reset(), 0, np.random.default_rng(1)
+    for _ in range(30):
+        counts = obs.view(torch.float32) if obs.dtype == torch.uint8 else obs
+        forbidden = (counts @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
+        parts = [np.arange(n) != forbidden % n for n in (4, 3)]
+        np.testing.assert_array_equal(envs.action_mask, np.concatenate(parts, axis=1))
+        step = envs.step(draw_action(envs, rng))
+        obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
+    envs.close()
+    assert ends > 10
+
+
 def check_known_episodes(envs: VectorEnv) -> None:
     """Play three environments of `Counting`.
 

@@ -17,7 +17,7 @@ from phasicrl.envs.bridge import RankEnvs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.vector import CustomVectorEnv
 from phasicrl.spaces import ActionLayout
-from tests.envs.acting import NEVER, PARALLEL, Parallel, draw_action, make
+from tests.envs.acting import NEVER, PARALLEL, Parallel, check_known_masks, draw_action, make
 from tests.envs.counting import (
     Counting,
     Faulty,
@@ -47,18 +47,7 @@ def test_masks_are_those_of_the_observations_returned(
     assert envs.observation_space == (
         gym.spaces.Dict(counts=expected_space) if kind is MaskedInObservation else expected_space
     )
-    obs = envs.reset()
-    rng, ends = np.random.default_rng(1), 0
-    for _ in range(30):
-        counts = obs.view(torch.float32) if kind is MaskedInObservation else obs
-        forbidden = (counts @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
-        parts = [np.arange(n) != forbidden % n for n in (4, 3)]
-        expected = np.concatenate(parts, axis=1)
-        np.testing.assert_array_equal(envs.action_mask, expected)
-        step = envs.step(draw_action(envs, rng))
-        obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
-    envs.close()
-    assert ends > 10
+    check_known_masks(envs)
 
 
 def test_actions_that_are_not_allowed_are_refused() -> None:

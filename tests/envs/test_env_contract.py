@@ -21,17 +21,8 @@ from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices
+from tests.envs import counting
 from tests.envs.acting import draw_action
-from tests.envs.counting import (
-    Counting,
-    CountingInFloat32,
-    MaskedByMethod,
-    MaskedInFlatInfo,
-    MaskedInInfo,
-    MaskedInObservation,
-    PlainCounting,
-    Structured,
-)
 from tests.helpers import assert_same, differences, skip_without_envpool
 
 B = 3
@@ -46,13 +37,13 @@ CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
     "envpool jumanji": ("envpool:Cleaner-v0", None),
     "gymnasium": ("gymnasium:CartPole-v1", None),
     "gymnasium processes": ("gymnasium:CartPole-v1", None),
-    "own class": ("counting", Counting),
-    "structured": ("structured", Structured),
-    "masked in observation": ("masked", MaskedInObservation),
-    "masked by method": ("masked", MaskedByMethod),
-    "masked in info": ("masked", MaskedInInfo),
-    "masked in observation processes": ("masked", MaskedInObservation),
-    "heuristic mask": ("masked", MaskedInInfo),
+    "own class": ("counting", counting.Counting),
+    "structured": ("structured", counting.Structured),
+    "masked in observation": ("masked", counting.MaskedInObservation),
+    "masked by method": ("masked", counting.MaskedByMethod),
+    "masked in info": ("masked", counting.MaskedInInfo),
+    "masked in observation processes": ("masked", counting.MaskedInObservation),
+    "heuristic mask": ("masked", counting.MaskedInInfo),
 }
 STEPS = {"envpool dm_control": 1010}
 """Long enough for two ends; 250 for the others."""
@@ -61,11 +52,11 @@ ALIKE_AT_FIRST = ("envpool atari",)
 """All episodes begin with the same observation."""
 
 CUSTOM_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], str, bool]] = {
-    "vector, same step": (PlainCounting, "SameStep", False),
-    "vector, next step": (CountingInFloat32, "NextStep", False),
-    "vector, disabled, structured": (Structured, "Disabled", True),
-    "vector, same step, masked": (MaskedInFlatInfo, "SameStep", True),
-    "vector, next step, masked": (MaskedInFlatInfo, "NextStep", True),
+    "vector, same step": (counting.PlainCounting, "SameStep", False),
+    "vector, next step": (counting.CountingInFloat32, "NextStep", False),
+    "vector, disabled, structured": (counting.Structured, "Disabled", True),
+    "vector, same step, masked": (counting.MaskedInFlatInfo, "SameStep", True),
+    "vector, next step, masked": (counting.MaskedInFlatInfo, "NextStep", True),
 }
 """Custom vector environments: kind, autoreset mode, and whether they copy observations."""
 

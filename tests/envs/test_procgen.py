@@ -45,9 +45,7 @@ def test_levels_are_those_that_were_asked_for(start_level: int, seeds: range) ->
 def test_images_change_with_the_options(option: str) -> None:
     images = []
     for value in (False, True):
-        config = EnvConfig(
-            id="coinrun", num_envs=8, num_threads=2, num_levels=50, options={option: value}
-        )
+        config = EnvConfig(id="coinrun", num_envs=8, num_levels=50, options={option: value})
         envs = make_envs(config, seed=1)
         envs.reset()
         images.append([envs.step(torch.full((8,), 7)).obs for _ in range(6)][-1])

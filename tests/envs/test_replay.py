@@ -25,9 +25,7 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
             for env, taken, again in zip(plain, kept.split(), copy.split(), strict=True):
                 np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
                 np.testing.assert_array_equal(again, taken)
-    assert len(kept._rows) <= 2 * 64 or chance < 0.3, (
-        "memory follows the longest episode, not the run"
-    )
+    assert len(kept._rows) <= 2 * 64 or chance < 0.3, "memory follows the longest episode"
     kept.clear()
     assert [len(taken) for taken in kept.split()] == [0, 0, 0]
 

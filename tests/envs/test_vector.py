@@ -21,7 +21,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.training.evaluate import evaluate
-from tests.envs.acting import NEVER, check_known_episodes, draw_action
+from tests.envs.acting import NEVER, check_known_episodes, check_known_masks
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting, Structured
 from tests.helpers import Corridor, tiny
 
@@ -29,9 +29,8 @@ MODES = list(AutoresetMode)
 
 
 def make(make_vector_env: Any, num_envs: int = 3, **settings: Any) -> VectorEnv:
-    return make_envs(
-        EnvConfig(id="mine", num_envs=num_envs, **settings), seed=1, make_vector_env=make_vector_env
-    )
+    config = EnvConfig(id="mine", num_envs=num_envs, **settings)
+    return make_envs(config, seed=1, make_vector_env=make_vector_env)
 
 
 def sync(
@@ -47,23 +46,12 @@ def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes
     last observations, and no other row.
     """
     kind = AsyncVectorEnv if of_processes else SyncVectorEnv
-    check_known_episodes(
-        make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode))
-    )
+    check_known_episodes(make(lambda n: kind([PlainCounting] * n, autoreset_mode=mode)))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> None:
-    envs = make(sync(MaskedInFlatInfo, mode))
-    obs, ends, rng = envs.reset(), 0, np.random.default_rng(1)
-    for _ in range(30):
-        forbidden = (obs @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
-        parts = [np.arange(n) != forbidden % n for n in (4, 3)]
-        np.testing.assert_array_equal(envs.action_mask, np.concatenate(parts, axis=1))
-        step = envs.step(draw_action(envs, rng))
-        obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
-    envs.close()
-    assert ends > 10
+    check_known_masks(make(sync(MaskedInFlatInfo, mode)))
 
 
 def test_no_more_is_used_than_necessary() -> None:

@@ -30,17 +30,11 @@ from phasicrl.execution.plan import Plan
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
 from phasicrl.training.run import Run
+from tests.corridor import Corridor
 from tests.golden import Image
-from tests.helpers import (
-    OBS_NORM,
-    VALUE_NORM,
-    Corridor,
-    Levers,
-    assert_same,
-    open_run,
-    tiny,
-    tiny_aux,
-)
+from tests.helpers import OBS_NORM, VALUE_NORM, Levers, assert_same, open_run, tiny, tiny_aux
+
+NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
@@ -84,9 +78,8 @@ def both(
 
 
 def setting(tmp_path: Path, **changes: Any) -> Config:
-    return tiny(tmp_path, aux=tiny_aux()).with_updates(
-        {"total_env_steps": 160, "ppo.max_grad_norm": 0.5, **changes}
-    )
+    config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=160)
+    return config.with_updates({"ppo.max_grad_norm": 0.5, **changes})
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
@@ -136,11 +129,16 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
 
     changes = {
         "ppo.baseline": False, "ppo.estimator": "monte_carlo", "ppo.entropy_coef": 0.0,
-        "aux.epochs": 0,
-        "compute.compile": "on", "ppo.objective": "log_prob", "ppo.clip": None,
+        "aux.epochs": 0, "compute.compile": "on", "ppo.objective": "log_prob", "ppo.clip": None,
     }  # fmt: skip
-    run = train(setting(tmp_path).with_updates(changes), make_env=Nothing)
+    run = train(setting(tmp_path, **changes), make_env=Nothing)
     assert None not in run.executor._compiled_steps.values()
+
+
+WAITS = (
+    "item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2",
+    "repeat_interleave",
+)  # fmt: skip
 
 
 class Looks(TorchDispatchMode):
@@ -152,15 +150,9 @@ class Looks(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        by_mask = name.startswith("index") and any(
-            getattr(index, "dtype", None) is torch.bool
-            for index in (args[1] or ())
-            if index is not None
-        )
-        if by_mask or name in (
-            "item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero",
-            "_unique2", "repeat_interleave",
-        ):  # fmt: skip
+        indices = (args[1] or ()) if name.startswith("index") else ()
+        by_mask = any(getattr(index, "dtype", None) is torch.bool for index in indices)
+        if by_mask or name in WAITS:
             self.names.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -189,7 +181,7 @@ def test_neither_a_step_nor_a_minibatch_reads_values(value_path: str, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", ["shared-in-aux", "epochs-apart", "masks-mixed"])
 def test_steps_compiled_for_a_gpu_equal_eager_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,7 +222,7 @@ OFTEN: dict[str, Any] = {"masks-mixed": (), **{name: pytest.mark.long for name i
 """Cases outside of `make test-slow`, which takes minutes to compile the others."""
 
 
-@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=OFTEN.get(name, pytest.mark.slow)) for name in CASES]
 )
@@ -384,9 +376,6 @@ keep_freed_memory()
 print(after_a_large_tensor() - given_back)
 """
     assert 180e6 < int(subprocess.check_output([sys.executable, "-c", program])) < 220e6
-
-
-NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
 @pytest.mark.parametrize(

@@ -33,28 +33,20 @@ def make_config(tmp_path: Path, **options: Any) -> Config:
 def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     config = make_config(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
     model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
-    report = measure_speed(
-        config.with_updates({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
-        seconds=0.01,
-        make_env=corridor,
-    )
+    changes = {"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}
+    report = measure_speed(config.with_updates(changes), seconds=0.01, make_env=corridor)
     assert sum(report.split.values()) == pytest.approx(1)
-    assert ("auxiliary" in report.split) == phases and all(
-        0 <= share < 1 for share in report.split.values()
-    )
+    assert ("auxiliary" in report.split) == phases
+    assert all(0 <= share < 1 for share in report.split.values())
     assert report.passes == {"forward and backward": 2 + (3 if phases else 0), "forward": 1}
     # Multiply-adds of a step: the layers of both networks, whose heads have two actions and one
     # value, and an auxiliary head.
     num_inputs, trunk = 2, 16 * 8
-    forward = {
-        "policy": num_inputs * 16 + trunk + 8 * (2 + phases),
-        "value": num_inputs * 16 + trunk + 8,
-    }
+    forward = 2 * (num_inputs * 16 + trunk) + 8 * (2 + phases) + 8
     # Backward: each layer twice, for its weights and its input, of which the first needs only the
     # former.
-    backward = {name: 2 * count - num_inputs * 16 for name, count in forward.items()}
-    both = sum(forward.values())
-    expected = 2 * (report.passes["forward and backward"] * (both + sum(backward.values())) + both)
+    backward = 2 * (forward - num_inputs * 16)
+    expected = 2 * (report.passes["forward and backward"] * (forward + backward) + forward)
     assert report.gflops_per_step * 1e9 == pytest.approx(expected)
     rates = {rate.name: rate for rate in report.rates}
     assert set(rates) == {"whole loop", "rollout", "update", "networks alone"}
@@ -80,9 +72,8 @@ def test_cut_phases_have_the_same_work_for_a_step(
 ) -> None:
     config = make_config(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
     report = measure_speed(config, seconds=0.01, make_env=corridor)
-    assert (
-        report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
-    )
+    assert report.config.aux.every == every
+    assert report.config.aux_passes == config.aux_passes == passes
     assert report.passes == {"forward and backward": 1 + passes, "forward": 1}
     assert report.split["auxiliary"] > 0
 
@@ -126,12 +117,8 @@ def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert {"aten::addmm", "aten::tanh"} <= kernels and "kernels of one phase" in printed
     assert "whole loop" in printed and "networks alone" in printed
     saved = json.loads(output.read_text())
-    assert (
-        saved["config"]["env"]["num_envs"] == 2
-        and saved["machine"]["torch"]
-        and saved["machine"]["commit"] == find_commit()
-        and saved["share_of_limit"] > 0
-    )
+    assert saved["config"]["env"]["num_envs"] == 2 and saved["share_of_limit"] > 0
+    assert saved["machine"]["torch"] and saved["machine"]["commit"] == find_commit()
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])

@@ -76,11 +76,8 @@ def test_every_optional_package_of_users_is_checked() -> None:
 
 
 def test_packages_without_a_program_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        doctor,
-        "PROBES",
-        {"both": ("numpy rich", "lab", ""), "no module": ("pytest-xdist", "lab", "")},
-    )
+    probes = {"both": ("numpy rich", "lab", ""), "no module": ("pytest-xdist", "lab", "")}
+    monkeypatch.setattr(doctor, "PROBES", probes)
     assert doctor._run_probe("both").status == "ok"
     assert doctor._run_probe("no module").status == "broken"
 

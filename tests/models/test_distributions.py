@@ -146,14 +146,6 @@ def test_normal_draws_are_normal_and_independent() -> None:
     assert np.abs(np.corrcoef(action[1:, 0], action[:-1, 0])[0, 1]) < 0.03
 
 
-@pytest.mark.parametrize(("mean", "std"), [(0.0, 0.3), (0.7, 0.5), (-1.2, 0.2)])
-def test_the_density_of_the_squashed_action_integrates_to_one(mean: float, std: float) -> None:
-    policy = TanhNormal(*torch.tensor([mean, std], dtype=F64))
-    nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(80))
-    total = weights @ policy.log_prob(nodes.atanh()).exp()
-    assert total.item() == pytest.approx(1, abs=1e-5)
-
-
 def test_the_squashs_correction_is_exact_where_the_tanh_has_rounded_to_one() -> None:
     def correction(u: Tensor) -> Tensor:
         one = torch.ones_like(u)

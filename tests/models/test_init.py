@@ -122,10 +122,9 @@ def test_heads_have_their_own_scales_and_scheme(head_init: Initialization) -> No
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [nn.Linear(40, 12), nn.Linear(12, 40), nn.Conv2d(5, 12, 3), nn.Conv2d(1, 12, 3)],
+    "layer", [nn.Linear(40, 12), nn.Linear(12, 40), nn.Conv2d(5, 12, 3), nn.Conv2d(1, 12, 3)],
     ids=str,
-)
+)  # fmt: skip
 def test_orthogonal_rows_or_columns_have_the_gain(layer: nn.Linear | nn.Conv2d) -> None:
     layer = initialized(layer, "orthogonal", scale=1.7)
     assert_orthogonal(layer.weight, 1.7)

@@ -104,12 +104,9 @@ def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(clock: Clo
     ],
 )  # fmt: skip
 def test_a_terminal_gets_the_live_display_where_somebody_can_watch(
-    terminal: FakeTerminal,
-    monkeypatch: pytest.MonkeyPatch,
-    choice: str,
-    environment: dict[str, str],
-    expected: bool,
-) -> None:
+    terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch, choice: str,
+    environment: dict[str, str], expected: bool,
+) -> None:  # fmt: skip
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with shown(config(choice), terminal) as display:

@@ -29,12 +29,8 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     files = RunDirectory(run.directory)
     assert files.config == files.load_config(make_env=corridor) == run.config
-    card = files.card
-    assert (
-        card["seed"] == 3
-        and card["env_steps"] == 128
-        and card["own"] == {"make_env": "tests.corridor:corridor"}
-    )
+    card, own = files.card, {"make_env": "tests.corridor:corridor"}
+    assert (card["seed"], card["env_steps"], card["own"]) == (3, 128, own)
     assert card["versions"]["torch"] == torch.__version__ and card["commit"] == find_commit()
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
@@ -78,13 +74,9 @@ def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "argument"),
-    [
-        ("environment", "make_env"),
-        ("encoder", "make_encoder"),
-        ("head", "make_head"),
-        ("mask", "mask_actions"),
-    ],
-)
+    [("environment", "make_env"), ("encoder", "make_encoder"), ("head", "make_head"),
+     ("mask", "mask_actions")],
+)  # fmt: skip
 def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str) -> None:
     files = RunDirectory.make(tiny(tmp_path))
     files.write_card({"own": {argument: "mine:make"}})
@@ -124,11 +116,9 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
 
 def _with_rows(folder: Path, count: int) -> RunDirectory:
     (folder / "config.json").write_text(Config().to_json())
-    lines = [
-        json.dumps({"env_steps": 8 * n, "iteration": n, "phase": 1, "a": n, "b": None, "c": 0.5})
-        for n in range(1, count + 1)
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    row = '{{"env_steps": {}, "iteration": {}, "phase": 1, "a": 1, "b": null, "c": 0.5}}\n'
+    lines = [row.format(8 * n, n) for n in range(1, count + 1)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
     return RunDirectory(folder)
 
 

@@ -104,11 +104,8 @@ def test_sampled_actions_follow_the_distribution_and_the_seed(tmp_path: Path) ->
 def test_a_checkpoint_has_the_weights_of_its_time(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates({"checkpoint.every_iterations": 1, "checkpoint.keep": 9})
     biases: list[float] = []
-    run = train(
-        config,
-        make_env=Levers,
-        callbacks=lambda run, _: biases.append(run.agent.value_head.bias.item()),
-    )
+    note = lambda run, _: biases.append(run.agent.value_head.bias.item())  # noqa: E731
+    run = train(config, make_env=Levers, callbacks=note)
     (run.directory / "agent.safetensors").unlink()  # a checkpoint has weights enough
     _, *saved = sorted((run.directory / "checkpoints").glob("step-*"))
     agents = [load(str(path), make_env=Levers) for path in saved]

@@ -41,9 +41,8 @@ def test_a_band_is_the_interval_of_each_column() -> None:
     low, high = bootstrap_band(curves)
     assert low.shape == high.shape == (300,)
     for column in (0, 299):
-        assert (low[column], high[column]) == pytest.approx(
-            bootstrap_mean_interval(curves[:, column]), abs=1e-12
-        )
+        expected = pytest.approx(bootstrap_mean_interval(curves[:, column]), abs=1e-12)
+        assert (low[column], high[column]) == expected
 
 
 def test_a_band_over_no_points_is_empty() -> None:

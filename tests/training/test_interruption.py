@@ -27,18 +27,9 @@ from phasicrl.system.signals import Preempted, TerminationRequested, handle_pree
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
+from tests.corridor import Corridor, corridor
 from tests.faults.harness import wait_for
-from tests.helpers import (
-    TRAIN,
-    Clock,
-    Corridor,
-    assert_same,
-    corridor,
-    open_run,
-    stop_at,
-    tiny,
-    tiny_aux,
-)
+from tests.helpers import TRAIN, Clock, assert_same, open_run, stop_at, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
 """So that whatever is saved before is saved because of what happened."""

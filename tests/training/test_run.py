@@ -22,14 +22,7 @@ from torch import Tensor, nn
 
 from phasicrl import phases
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import (
-    AuxConfig,
-    CheckpointConfig,
-    Config,
-    ObsNormConfig,
-    RewardNormConfig,
-    ValueNormConfig,
-)
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.normalize import RewardNormalizer
@@ -130,7 +123,7 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "reward-norm-steps": ({"reward_norm": RewardNormConfig(per="step")}, KEYS_AND_NUMBERS),
     "value-norm": ({"value_norm": VALUE_NORM}, KEYS_AND_NUMBERS),
     "value-norm-ema": (
-        {"value_norm": ValueNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
+        {"value_norm.statistics": "ema", "value_norm.decay": 0.6}, KEYS_AND_NUMBERS),
     "linear": ({"ppo.schedule": "linear", "ppo.adam_eps_hat": True}, KEYS_AND_NUMBERS),
     "cosine": (
         {"ppo.schedule": "cosine", "ppo.clip_schedule": "linear", "ppo.entropy_schedule": "cosine"},

@@ -65,10 +65,8 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
 def test_a_run_says_that_actions_may_leave_their_bounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, make_env = (
-        tiny(tmp_path).with_updates({"log.console": "plain"}),
-        partial(Levers, discrete=False),
-    )
+    config = tiny(tmp_path).with_updates({"log.console": "plain"})
+    make_env = partial(Levers, discrete=False)
     for squash, count in (("none", 1), ("clip", 0), ("tanh", 0)):
         each = config.with_updates({"action.squash": squash})
         start_run(each, make_env=make_env).close()

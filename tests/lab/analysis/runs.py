@@ -19,13 +19,9 @@ HARD = EnvConfig(id="procgen:starpilot", distribution="hard")
 
 
 def make_run(
-    folder: Path,
-    points: Sequence[tuple[int, float | None]],
-    *,
-    metric: str = RETURN,
-    env: str | EnvConfig = "procgen:starpilot",
-    **settings: Any,
-) -> Path:
+    folder: Path, points: Sequence[tuple[int, float | None]], *, metric: str = RETURN,
+    env: str | EnvConfig = "procgen:starpilot", **settings: Any,
+) -> Path:  # fmt: skip
     """Make a run directory with one value of a metric in each row."""
     folder.mkdir(parents=True)
     env = EnvConfig(id=env) if isinstance(env, str) else env
@@ -41,15 +37,9 @@ def make_run(
 
 def make_runs(tmp_path: Path, *curves: Sequence[float], **settings: Any) -> list[Path]:
     """Make a run for each curve, with seeds 1, 2, … and rows at 100, 200, … steps."""
-    return [
-        make_run(
-            tmp_path / f"run{seed}",
-            [(100 * i, value) for i, value in enumerate(curve, start=1)],
-            seed=seed,
-            **settings,
-        )
-        for seed, curve in enumerate(curves, start=1)
-    ]
+    points = [[(100 * i, value) for i, value in enumerate(curve, start=1)] for curve in curves]
+    numbered = [*enumerate(points, start=1)]
+    return [make_run(tmp_path / f"run{i}", each, seed=i, **settings) for i, each in numbered]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -70,9 +60,8 @@ def publish(monkeypatch: pytest.MonkeyPatch, *rows: str, columns: str = "") -> P
     usual = {"split": "train", "distribution": "easy", "num_levels": "0"}
     table = [usual | row for row in csv.DictReader(io.StringIO("\n".join([header, *rows])))]
     packaged = references._read_table
-    monkeypatch.setattr(
-        references, "_read_table", lambda name: table if name == "made" else packaged(name)
-    )
+    read = lambda name: table if name == "made" else packaged(name)  # noqa: E731
+    monkeypatch.setattr(references, "_read_table", read)
     monkeypatch.setattr(references, "REFERENCES", (*references.REFERENCES, "made"))
     return Path("made")
 

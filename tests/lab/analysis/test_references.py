@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from pathlib import Path
 
@@ -41,12 +42,8 @@ def test_the_curves_of_the_paper_give_its_headline() -> None:
 
 def test_the_paper_s_reference_is_its_two_algorithms_unless_others_are_named() -> None:
     def drawn(*wanted: str) -> set[str]:
-        curves = read_reference_curves(
-            Path("ppg-paper"),
-            RETURN,
-            ends={Task("procgen:starpilot", "hard"): 1e8},
-            experiments=wanted,
-        )
+        ends = {Task("procgen:starpilot", "hard"): 1e8}
+        curves = read_reference_curves(Path("ppg-paper"), RETURN, ends=ends, experiments=wanted)
         assert all(curve.runs.shape[0] == (1 if "pi" in curve.label else 3) for curve in curves)
         return {curve.label for curve in curves}
 
@@ -105,12 +102,9 @@ def test_curves_of_the_same_difficulty_are_taken(distribution: str, expected: se
 
 EASY = Task("procgen:starpilot", "easy")
 POINTS = [
-    f"{experiment},{run},{game},{step},{step / 100 + run}"
-    for experiment in ("ppg", "ppo")
-    for run in (0, 1, 2)
-    for game in ("starpilot", "heist")
-    for step in (300, 100, 200.0)
-]
+    f"{experiment},{run},{game},{step},{step / 100 + run}" for experiment, run, game, step
+    in itertools.product(("ppg", "ppo"), (0, 1, 2), ("starpilot", "heist"), (300, 100, 200.0))
+]  # fmt: skip
 
 
 def test_published_runs_are_read_up_to_our_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +126,8 @@ def test_each_difficulty_has_its_own_published_curves(monkeypatch: pytest.Monkey
     assert [(curve.task, curve.mean[0], curve.num_levels) for curve in curves] == [
         (tasks[0], 5, 0), (tasks[1], 2, 500)
     ]  # fmt: skip
-    with pytest.raises(
-        ValueError, match=r"for procgen:heist \(memory\) nothing else. It has heist"
-    ):
+    message = r"for procgen:heist \(memory\) nothing else. It has heist"
+    with pytest.raises(ValueError, match=message):
         read_reference_curves(path, RETURN, ends={tasks[2]: 100.0})
 
 

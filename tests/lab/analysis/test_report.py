@@ -50,10 +50,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    config = tiny(folder, aux=tiny_aux(), name="cartpole-ppg").with_updates(
-        {"ppo.clip": 0.123, "total_env_steps": 512}
-    )
-    return train(config, make_env=corridor).directory
+    config = tiny(folder, aux=tiny_aux(), name="cartpole-ppg", total_env_steps=512)
+    return train(config.with_updates({"ppo.clip": 0.123}), make_env=corridor).directory
 
 
 def test_pages_of_a_run_without_the_end_of_an_episode(
@@ -74,10 +72,8 @@ def test_pages_of_a_run_without_the_end_of_an_episode(
     with pytest.warns(UserWarning, match="no episode"):  # beside another seed
         (row, *_) = read_csv(plot_runs([endless, usual], output=tmp_path / "both")[2])
     assert row["num_runs"] == "1" and "no episode" not in row["curve"]
-    with (
-        pytest.warns(UserWarning, match="no episode"),
-        pytest.raises(ValueError, match="no episode ended"),
-    ):
+    refused = pytest.raises(ValueError, match="no episode ended")
+    with pytest.warns(UserWarning, match="no episode"), refused:
         compare_runs([endless])
 
 
@@ -151,13 +147,10 @@ def test_differences_between_runs_are_listed(
     assert capsys.readouterr().out.strip() == str(page)
     text = page.read_text()
     assert Page(text).open == []
-    assert (
-        "<td>seed</td><td>3</td><td>7</td>" in text
-        and "<td>ppo.<wbr>clip</td><td>"
-        not in (text[text.index("Differences between the runs") : text.index("<h2>Settings")])
-    )
-    for each in (run, other):
-        assert each.name in text
+    assert "<td>seed</td><td>3</td><td>7</td>" in text
+    _, _, differences = text.partition("<h2>Settings")[0].partition("Differences between the runs")
+    assert differences and "<td>ppo.<wbr>clip</td><td>" not in differences
+    assert run.name in text and other.name in text
 
 
 @FEW
@@ -203,10 +196,8 @@ def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
 
 def luminance(color: str) -> float:
     """Relative luminance of `#rrggbb` (WCAG 2.1)."""
-    parts = [part / 255 for part in bytes.fromhex(color[1:])]
-    linear = [
-        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
+    parts = np.array([*bytes.fromhex(color[1:])]) / 255
+    linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
 

@@ -8,32 +8,23 @@ import numpy as np
 import pytest
 
 from phasicrl.lab.analysis import scores
-from phasicrl.lab.analysis.scores import (
-    MEASURES,
-    estimate,
-    interquartile_mean,
-    median_steps_to_target,
-    performance_profile,
-    probability_of_improvement,
-    steps_to_target,
-)
 
 RUNS = np.random.default_rng(3).normal(0.6, 0.4, (5, 3))
 
 
 def test_the_interquartile_mean_by_hand() -> None:
     """The middle half of 1 … 8 is 3 … 6."""
-    assert interquartile_mean(np.arange(1.0, 9.0).reshape(4, 2)) == 4.5
+    assert scores.interquartile_mean(np.arange(1.0, 9.0).reshape(4, 2)) == 4.5
     # Of ten, two are cut from each side: a quarter, rounded down, as scipy's trim_mean does.
-    assert interquartile_mean(np.array([[-99.0, 0, 1, 2, 3], [4, 5, 6, 7, 1e9]])) == 3.5
+    assert scores.interquartile_mean(np.array([[-99.0, 0, 1, 2, 3], [4, 5, 6, 7, 1e9]])) == 3.5
 
 
 def test_the_others_by_hand() -> None:
     two = np.array([[0.0, 1.0, 5.0], [1.0, 3.0, 7.0]])
-    assert MEASURES["mean"](two) == pytest.approx(17 / 6)
-    assert MEASURES["median"](two) == 2.0  # of 0.5, 2 and 6
+    assert scores.MEASURES["mean"](two) == pytest.approx(17 / 6)
+    assert scores.MEASURES["median"](two) == 2.0  # of 0.5, 2 and 6
     # Above 1 counts as 1: 1 + 0 + 0 + 0 + 0 + 0 are lacking.
-    assert MEASURES["optimality gap"](two) == pytest.approx(1 / 6)
+    assert scores.MEASURES["optimality gap"](two) == pytest.approx(1 / 6)
 
 
 def test_the_probability_of_improvement_counts_pairs() -> None:
@@ -43,22 +34,22 @@ def test_the_probability_of_improvement_counts_pairs() -> None:
     for task in range(3):
         pairs = itertools.product(mine[:, task], others[:, task])
         by_task.append(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
-    found = probability_of_improvement(mine, others)
+    found = scores.probability_of_improvement(mine, others)
     assert found.value == pytest.approx(np.mean(by_task))
     assert found.low < found.value < found.high
-    turned = probability_of_improvement(others, mine)
+    turned = scores.probability_of_improvement(others, mine)
     assert turned.value == pytest.approx(1 - found.value)
 
 
-@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("name", scores.MEASURES)
 def test_an_interval_is_that_of_runs_drawn_within_each_task(name: str) -> None:
     """Against a slow bootstrap with another stream of numbers."""
-    draw, measure = np.random.default_rng(11), MEASURES[name]
+    draw, measure = np.random.default_rng(11), scores.MEASURES[name]
     slow = []
     for _ in range(4000):
         columns = [RUNS[draw.integers(5, size=5), task] for task in range(3)]
         slow.append(float(measure(np.stack(columns, axis=1))))
-    found = estimate(RUNS, measure)
+    found = scores.estimate(RUNS, measure)
     assert found.value == float(measure(RUNS))
     near = 0.06 * (found.high - found.low)
     assert [found.low, found.high] == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=near)
@@ -75,28 +66,28 @@ def test_measures_equal_those_of_rliable() -> None:
         "optimality gap": (0.5765877953483207, 0.4032, 0.7694),
     }
     for name, (value, low, high) in theirs.items():
-        found = estimate(mine, MEASURES[name])
+        found = scores.estimate(mine, scores.MEASURES[name])
         assert found.value == pytest.approx(value, abs=1e-12)
         assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
-    found = probability_of_improvement(mine, others)
+    found = scores.probability_of_improvement(mine, others)
     assert found.value == pytest.approx(0.35, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((0.15, 0.5667), abs=0.01)
-    share, low_edge, high_edge = performance_profile(mine, np.linspace(0, 1.5, 7))
+    share, low_edge, high_edge = scores.performance_profile(mine, np.linspace(0, 1.5, 7))
     assert share[:4] == pytest.approx([13 / 15, 0.8, 0.4, 0.2])
     assert low_edge[:4] == pytest.approx([10 / 15, 0.6, 2 / 15, 1 / 15])
     assert high_edge[:4] == pytest.approx([1, 1, 10 / 15, 0.4])
 
 
 def test_intervals_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
+    whole = scores.estimate(RUNS), scores.performance_profile(RUNS, [0.5])[1]
     monkeypatch.setattr(scores, "MAX_BLOCK", 1000)
-    pieces = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
+    pieces = scores.estimate(RUNS), scores.performance_profile(RUNS, [0.5])[1]
     assert whole == pieces
 
 
 def test_a_profile_is_the_share_above_each_threshold() -> None:
     levels = [-1.0, 0.5, RUNS.max(), 9.0]
-    share, low, high = performance_profile(RUNS, levels)
+    share, low, high = scores.performance_profile(RUNS, levels)
     slow = [np.mean([score > level for score in RUNS.flat]) for level in levels]
     assert share.tolist() == pytest.approx(slow)
     assert share[0] == 1 and share[2] == share[3] == 0  # at the best run none is above it
@@ -104,18 +95,18 @@ def test_a_profile_is_the_share_above_each_threshold() -> None:
 
 
 def test_steps_until_a_score_is_reached() -> None:
-    assert steps_to_target([100, 200, 300], [1.0, 4.0, 2.0], 2.0) == 200
-    assert steps_to_target([100, 200], [1.0, 4.0], 5.0) == np.inf
+    assert scores.steps_to_target([100, 200, 300], [1.0, 4.0, 2.0], 2.0) == 200
+    assert scores.steps_to_target([100, 200], [1.0, 4.0], 5.0) == np.inf
 
 
 def test_the_median_of_steps_counts_runs_that_never_arrive_as_the_latest() -> None:
     """The median of five draws from five is the least with chance 5.8 %, below the last 94.2 %."""
     never = float("inf")
-    found = median_steps_to_target([300, never, 200, 500, 400])
+    found = scores.median_steps_to_target([300, never, 200, 500, 400])
     assert (found.value, found.low, found.high) == (400, 200, never)
-    found = median_steps_to_target([100, 300])
+    found = scores.median_steps_to_target([100, 300])
     assert (found.value, found.low, found.high) == (200, 100, 300)
-    found = median_steps_to_target([100, never])
+    found = scores.median_steps_to_target([100, never])
     assert (found.value, found.low, found.high) == (never, 100, never)
-    found = median_steps_to_target([never, never])
+    found = scores.median_steps_to_target([never, never])
     assert (found.value, found.low, found.high) == (never, never, never)

@@ -29,13 +29,9 @@ def head_of(space: gym.Space[Any], **action: Any) -> PolicyHead:
 
 
 def drawn(
-    head: PolicyHead,
-    dist_params: Tensor,
-    action: Tensor,
-    *,
-    value: float = 0.0,
+    head: PolicyHead, dist_params: Tensor, action: Tensor, *, value: float = 0.0,
     so_far: float = 0.0,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Draw the strip of the second of two environments; the first has other numbers."""
     policy = head.distribution(torch.stack([dist_params.flip(0), dist_params]).unsqueeze(1))
     actions = torch.stack([torch.zeros_like(action), action]).unsqueeze(1)

@@ -27,6 +27,9 @@ from tests.helpers import Corridor, corridor, read_film, tiny
 pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
 
 
+SMALL_IMAGES = ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,))
+
+
 def test_images_are_laid_out_in_a_square() -> None:
     images = np.arange(1, 4, dtype=np.uint8)[:, None, None, None] * np.ones((2, 4, 3), np.uint8)
     expected = np.block([[np.full((2, 4), 1), np.full((2, 4), 2)],
@@ -44,9 +47,7 @@ def test_pixels_are_repeated_and_sides_are_even() -> None:
 
 
 def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
-    config = tiny(tmp_path)
-    config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
-    run = train(config, make_env=Image)
+    run = train(tiny(tmp_path, model=SMALL_IMAGES), make_env=Image)
     path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
     images = read_film(path, 64, 64)
@@ -107,9 +108,8 @@ def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> N
             return shown
 
     run = train(tiny(tmp_path), make_env=Shows)
-    with pytest.raises(
-        ValueError, match=r"render\(\) of Shows .*; expected \[height, width, 3 or 4\]"
-    ):
+    message = r"render\(\) of Shows .*; expected \[height, width, 3 or 4\]"
+    with pytest.raises(ValueError, match=message):
         film(run.directory, make_env=Shows)
     assert not list(run.directory.glob("videos/*.mp4"))
 
@@ -164,10 +164,9 @@ def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
 
 def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path) -> None:
     """Two corridors side by side; each image is as bright as the cell is far."""
-    run = train(tiny(tmp_path), make_vector_env=vectors(Drawn))
-    path, result = film(
-        run.directory, episodes=2, num_envs=2, size=16, make_vector_env=vectors(Drawn)
-    )
+    own = {"make_vector_env": vectors(Drawn)}
+    run = train(tiny(tmp_path), **own)  # type: ignore[arg-type]
+    path, result = film(run.directory, episodes=2, num_envs=2, size=16, **own)  # type: ignore[arg-type]
     images = read_film(path, 16, 64).astype(int)
     assert len(images) >= max(result.lengths) and len(result.returns) == 2
     shown = images.mean(axis=(1, 3)).reshape(-1, 2, 32)
@@ -179,8 +178,7 @@ def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path
 
 
 def test_a_vector_environment_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
-    config = replace(tiny(tmp_path), model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
-    run = train(config, make_vector_env=vectors(Image))
+    run = train(tiny(tmp_path, model=SMALL_IMAGES), make_vector_env=vectors(Image))
     path, _ = film(run.directory, episodes=1, size=64, make_vector_env=vectors(Image))
     assert read_film(path, 64, 64).max() > 150
 
@@ -190,14 +188,10 @@ def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
         film(run.directory, make_vector_env=vectors(Corridor))
 
-    class Blind(SyncVectorEnv):
-        def render(self) -> None:
-            return None
-
-    with pytest.raises(
-        ValueError, match=r"returned an array \(\) of object; expected \[1, height, width, 3 or"
-    ):
-        film(run.directory, make_vector_env=lambda num_envs: Blind([Drawn] * num_envs))
+    blind = type("Blind", (SyncVectorEnv,), {"render": lambda _: None})
+    message = r"returned an array \(\) of object; expected \[1, height, width, 3 or"
+    with pytest.raises(ValueError, match=message):
+        film(run.directory, make_vector_env=lambda num_envs: blind([Drawn] * num_envs))
 
 
 class Counting(Drawn):
@@ -245,12 +239,8 @@ def test_a_restarted_environment_is_filmed(tmp_path: Path) -> None:
 
 def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
-    config = tiny(tmp_path)
-    config = replace(
-        config, env=replace(config.env, id="gymnasium:CartPole-v1"), total_env_steps=64
-    )
-    run = train(config)
-    path, _ = film(run.directory, episodes=1, size=100)
+    config = tiny(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1"})
+    path, _ = film(train(config).directory, episodes=1, size=100)
     images = read_film(path, 400, 600)
     # A white field with a cart on it.
     assert len(images) > 5 and images.mean() > 150 and images.std() > 1
@@ -260,14 +250,11 @@ def test_mujoco_is_filmed_without_opengl(tmp_path: Path, monkeypatch: pytest.Mon
     mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
     for renderer in ("MjrContext", "mjr_render"):  # what needs OpenGL
         monkeypatch.setattr(mujoco, renderer, lambda *_: pytest.fail("OpenGL was asked for"))
-    config = tiny(tmp_path)
-    config = replace(config, env=replace(config.env, id="gymnasium:Hopper-v5"), total_env_steps=64)
+    config = tiny(tmp_path).with_updates({"env.id": "gymnasium:Hopper-v5"})
     path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
     images = read_film(path, 240, 480)
     left, right = images[:, :, :240].astype(int), images[:, :, 240:].astype(int)
-    assert len(images) > 5 and np.abs(left - right).max() > 50, (
-        "each environment is drawn by its own camera"
-    )
+    assert len(images) > 5 and np.abs(left - right).max() > 50, "each has its own camera"
     assert np.abs(left[0] - left[-1]).max() > 50, "it moves"
 
 
