@@ -82,11 +82,6 @@ def test_options_of_the_environment_are_added_to_those_of_the_preset() -> None:
     assert parse_config(words).env.options == {"episodic_life": True, "img_height": "42"}
 
 
-def test_ppg_becomes_ppo_and_back_by_the_number_of_auxiliary_epochs() -> None:
-    assert not parse_config(["procgen-ppg", "--aux.epochs", "0"]).has_auxiliary_phase
-    assert parse_config(["procgen-ppo", "--aux.epochs", "6"]).aux == get_preset("procgen-ppg").aux
-
-
 def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(get_preset("procgen-ppg-kl").to_json())
     for path in (tmp_path / "config.json", tmp_path):

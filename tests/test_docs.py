@@ -99,33 +99,29 @@ def blocks(language: str, text: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
+def shell_lines(text: str) -> list[str]:
+    """The lines of a page's blocks of shell code, continued lines in one."""
+    return "\n".join(blocks("sh", text)).replace("\\\n", " ").splitlines()
+
+
 def commands(page: str) -> list[list[str]]:
     """The words of each command of a page, of its code blocks and of its prose.
 
     The changelog has none: it names what there was.
     """
     text = TEXTS[page] if page != "CHANGELOG.md" else ""
-    lines = [
-        line for block in blocks("sh", text) for line in block.replace("\\\n", " ").splitlines()
-    ]
     inline = re.findall(r"`(phasicrl [^`]+)`", prose(text).replace("\n", " "))
     # Not those that only name a command, or leave something out.
-    lines += [
-        line
-        for line in inline
-        if re.search("--|RUN|DIR", line)
-        and not re.search(r"[|…\[]|COMMAND|PRESET|--help|^phasicrl \w+ --\S+$", line)
-    ]
+    whole = (line for line in inline if re.search("--|RUN|DIR", line))
+    in_part = r"[|…\[]|COMMAND|PRESET|--help|^phasicrl \w+ --\S+$"
+    lines = shell_lines(text) + [line for line in whole if not re.search(in_part, line)]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def own_commands(page: str) -> list[list[str]]:
     """Those of `phasicrl`, without this word, but for those that name variables."""
-    return [
-        words[1:]
-        for words in commands(page)
-        if words[0] == "phasicrl" and not any("$" in word for word in words)
-    ]
+    named = [words[1:] for words in commands(page) if words[0] == "phasicrl"]
+    return [words for words in named if "$" not in " ".join(words)]
 
 
 class Parsed(Exception):
@@ -176,13 +172,7 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
 
 def programs(text: str) -> list[list[str]]:
     """The commands of a page that start a program of ours."""
-    lines = [
-        line
-        for block in blocks("sh", text)
-        for line in re.findall(
-            r"^python (?:benchmarks|tools)/.*", block.replace("\\\n", " "), flags=re.M
-        )
-    ]
+    lines = [line for line in shell_lines(text) if re.match("python (benchmarks|tools)/", line)]
     lines += re.findall(r"`(python (?:benchmarks|tools)/[^`]+)`", prose(text).replace("\n", " "))
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
@@ -253,10 +243,7 @@ LONG = ["docs/coming-from.md"]
 
 @pytest.mark.parametrize(
     "page",
-    [
-        *sorted(CODE.keys() - {*LONG}),
-        *(pytest.param(page, marks=pytest.mark.long) for page in LONG),
-    ],
+    [pytest.param(x, marks=[pytest.mark.long] * (x in LONG)) for x in sorted(CODE)],
 )
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -319,11 +306,7 @@ def test_options_and_flags_that_a_page_names_exist() -> None:
         for group, field in re.findall(r"--((?:no-)?[a-z-]+)\.(?:no-)?([a-z-]+)", text):
             if group.removeprefix("no-").replace("-", "_") in groups:
                 named.append(f"{group}.{field}".replace("-", "_"))
-        bad += [
-            (name, path)
-            for path in named
-            if path not in paths and not path.endswith((".py", ".json"))
-        ]
+        bad += [(name, x) for x in named if x not in paths and not x.endswith((".py", ".json"))]
     assert not bad
 
 

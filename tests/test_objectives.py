@@ -130,28 +130,15 @@ def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
 
 def test_clipped_fraction_by_hand() -> None:
     log_prob, old = log_ratio(0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 3.0)
-    assert objectives.mark_clipped_ratios(log_prob, old, clip=CLIP).tolist() == [
-        1,
-        1,
-        0,
-        0,
-        0,
-        1,
-        1,
-    ]
-    assert objectives.mark_clipped_ratios(log_prob, old, clip=NO_CLIP).tolist() == [0] * 7
+    for clip, marked in ((CLIP, [1, 1, 0, 0, 0, 1, 1]), (NO_CLIP, [0] * 7)):
+        assert objectives.mark_clipped_ratios(log_prob, old, clip=clip).tolist() == marked
 
 
 def test_joint_auxiliary_loss_by_hand() -> None:
     losses = float64(1.0, 0.0), float64(10.0, 20.0), float64(100.0, 200.0)  # KL, aux, real
-    assert objectives.joint_auxiliary_loss(*losses, beta_clone=2.0, value_coef=0.5).tolist() == [
-        62,
-        120,
-    ]
-    assert objectives.joint_auxiliary_loss(*losses, beta_clone=0.0, value_coef=0.0).tolist() == [
-        10,
-        20,
-    ]
+    for beta, coef, joint in ((2.0, 0.5, [62, 120]), (0.0, 0.0, [10, 20])):
+        found = objectives.joint_auxiliary_loss(*losses, beta_clone=beta, value_coef=coef)
+        assert found.tolist() == joint
 
 
 @pytest.mark.parametrize(

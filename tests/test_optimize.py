@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from phasicrl import optimize
-from phasicrl.optimize import (
-    AdamState,
-    adam_,
-    clip_gradients,
-    get_adam_state,
-    restore_memory_layout_,
-)
+from phasicrl.optimize import AdamState, adam_, clip_gradients, get_adam_state
 
 YES, OPTIONS = torch.tensor(True), {"betas": (0.9, 0.999), "eps": 1e-5}
 
@@ -122,5 +116,5 @@ def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:
     elsewhere = torch.nn.Parameter(torch.ones(2, 3, device="meta"))
     resumed = torch.optim.Adam([elsewhere])
     resumed.load_state_dict(optimizer.state_dict())
-    restore_memory_layout_(resumed)
+    optimize.restore_memory_layout_(resumed)
     assert {value.device.type for value in resumed.state[elsewhere].values()} == {"meta"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phasicrl.algorithm import train
-from phasicrl.config import AuxConfig, Config, LogConfig
+from phasicrl.config import AuxConfig, Config
 from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
@@ -21,17 +21,13 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, rea
 
 
 def small(preset: str, tmp_path: Path, **env: object) -> Config:
-    config = get_preset(preset)
-    return replace(
-        config,
-        total_env_steps=384,
-        output_dir=str(tmp_path),
-        env=replace(config.env, **{"id": "procgen:maze", "num_envs": 8, **env}),
-        model=replace(config.model, channels=(4, 8), blocks=1, hidden_sizes=(16,)),
-        ppo=replace(config.ppo, num_steps=16, num_minibatches=4),
-        aux=config.aux and AuxConfig(every=2, epochs=1, num_minibatches=4),
-        log=LogConfig(console="off", tensorboard=False),
-    )
+    return get_preset(preset).with_updates({
+        "total_env_steps": 384, "output_dir": str(tmp_path), "env.id": "procgen:maze",
+        "env.num_envs": 8, **{f"env.{name}": value for name, value in env.items()},
+        "model.channels": (4, 8), "model.blocks": 1, "model.hidden_sizes": (16,),
+        "ppo.num_steps": 16, "ppo.num_minibatches": 4, "log.console": "off",
+        "log.tensorboard": False, "aux": AuxConfig(every=2, epochs=1, num_minibatches=4),
+    })  # fmt: skip
 
 
 PRESETS = ("procgen-ppg", "procgen-ppg-single", "procgen-ppg-single-paper", "procgen-ppo")

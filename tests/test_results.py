@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import re
-import shlex
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.presets import PRESETS, TRAINED
+from tests.test_docs import programs
 from tools import reference_pages, result_tables
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -149,15 +149,13 @@ def test_a_command_of_the_page_of_results_finds_the_rows_of_its_runs() -> None:
     """`benchmarks/learning.py` makes no run again whose row is there: names must be the same."""
     page = (RESULTS.parents[1] / "docs" / "learning.md").read_text()
     checked = 0
-    for block in re.findall(r"```sh\n(.*?)```", page, flags=re.S):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:2] != ["python", "benchmarks/learning.py"]:
-                continue
-            labels = {row["preset"] for row in rows_of(RESULTS.parents[1] / words[2])}
-            for arm in (word.replace(":", " ", 1) for word in words[3:] if word[0].isalpha()):
-                assert arm in labels, f"{words[2]} has no rows of {arm!r}"
-                checked += 1
+    for words in programs(page):
+        if words[0] != "benchmarks/learning.py":
+            continue
+        labels = {row["preset"] for row in rows_of(RESULTS.parents[1] / words[1])}
+        for arm in (word.replace(":", " ", 1) for word in words[2:] if word[0].isalpha()):
+            assert arm in labels, f"{words[1]} has no rows of {arm!r}"
+            checked += 1
     assert checked > 10
 
 

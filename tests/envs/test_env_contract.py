@@ -68,9 +68,8 @@ def make(case: str, seed: int = 1) -> VectorEnv:
         def make_vector_env(num_envs: int) -> SyncVectorEnv:
             return SyncVectorEnv([kind] * num_envs, autoreset_mode=mode, copy=copies)
 
-        return make_envs(
-            EnvConfig(id="mine", num_envs=B), seed=seed, make_vector_env=make_vector_env
-        )
+        config = EnvConfig(id="mine", num_envs=B)
+        return make_envs(config, seed=seed, make_vector_env=make_vector_env)
     env_id, make_env = CASES[case]
     if env_id.startswith(("procgen", "envpool")):
         skip_without_envpool()
@@ -80,9 +79,8 @@ def make(case: str, seed: int = 1) -> VectorEnv:
     envs = make_envs(config, seed=seed, make_env=make_env)
     if case != "heuristic mask":
         return envs
-    return HeuristicMask(
-        envs, lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4, num_steps=100
-    )
+    mask = lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4  # noqa: E731
+    return HeuristicMask(envs, mask, num_steps=100)
 
 
 @dataclass
@@ -159,9 +157,8 @@ def test_observations_are_those_of_the_space(played: Played) -> None:
             # EnvPool's dm_control has bounds that its numbers do not keep.
             if values.dtype == torch.float32:
                 continue
-            assert all(leaf.space.contains(np.asarray(value, leaf.space.dtype)) for value in own), (
-                f"{own} is not in {leaf.space}"
-            )
+            members = [leaf.space.contains(np.asarray(x, leaf.space.dtype)) for x in own]
+            assert all(members), f"{own} is not in {leaf.space}"
 
 
 def test_final_observations_come_with_ends_and_only_then(played: Played) -> None:
@@ -175,9 +172,7 @@ def test_final_observations_come_with_ends_and_only_then(played: Played) -> None
             continue
         assert step.final_obs is not None
         assert step.final_obs.shape == step.obs.shape and step.final_obs.dtype == step.obs.dtype
-        assert not torch.equal(step.final_obs[done], step.obs[done]), (
-            "the last observation of an episode is the first of the next"
-        )
+        assert not torch.equal(step.final_obs[done], step.obs[done]), "it is the next one"
     assert ends >= 2, "no episode ended: the test shows nothing"
 
 

@@ -36,19 +36,15 @@ TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "rang
 @pytest.mark.parametrize(
     ("given", "read"),
     [
-        ({"flag": "false"}, {"flag": False}),
+        ({"flag": "false"}, {"flag": False}), ({"count": "1e3"}, {"count": 1000}),
         ({"flag": "True", "count": "1_000"}, {"flag": True, "count": 1000}),
-        ({"count": "1e3"}, {"count": 1000}),
-        ({"share": "2"}, {"share": 2.0}),
-        ({"share": 2}, {"share": 2.0}),
+        ({"share": "2"}, {"share": 2.0}), ({"share": 2}, {"share": 2.0}),
         ({"share": "1e-3", "word": "7"}, {"share": 0.001, "word": "7"}),
-        ({"any": "7"}, {"any": 7}),
-        ({"any": "7.5"}, {"any": 7.5}),
-        ({"any": "false"}, {"any": False}),
-        ({"any": "x"}, {"any": "x"}),
+        ({"any": "7"}, {"any": 7}), ({"any": "7.5"}, {"any": 7.5}),
+        ({"any": "false"}, {"any": False}), ({"any": "x"}, {"any": "x"}),
         ({"flag": False, "count": 0, "word": "", "any": True},) * 2,
     ],
-)
+)  # fmt: skip
 def test_values_are_read_as_the_type_of_the_default(
     given: dict[str, Any], read: dict[str, Any]
 ) -> None:
@@ -159,9 +155,8 @@ def test_a_constructor_that_takes_anything_is_given_anything(
     ],
 )
 def test_what_gymnasium_does_not_take_is_refused(env_id: str, option: str, message: str) -> None:
-    refused(
-        f"gymnasium:{env_id}: env.options {message}", id=f"gymnasium:{env_id}", options={option: 3}
-    )
+    env_id = f"gymnasium:{env_id}"
+    refused(f"{env_id}: env.options {message}", id=env_id, options={option: 3})
 
 
 @pytest.mark.parametrize("task", ["gymnasium:CartPole-v1", "envpool:CartPole-v1"])

@@ -22,13 +22,7 @@ import torch
 
 from phasicrl.distributed import World
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import (
-    CheckpointError,
-    list_checkpoints,
-    load_checkpoint,
-    load_part,
-    save_checkpoint,
-)
+from phasicrl.runs.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, load_part
 from tests.helpers import assert_same
 
 TREE: dict[str, Any] = {
@@ -48,8 +42,8 @@ def sign(path: Path, **changes: Any) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def save(folder: Path, steps: int, tree: dict[str, Any] = TREE, **more: Any) -> Path:
-    return save_checkpoint(folder, tree, env_steps=steps, keep=more.pop("keep", 3), **more)
+def save(folder: Path, steps: int, tree: Any = TREE, *, keep: int = 3, **more: Any) -> Path:
+    return checkpoint.save_checkpoint(folder, tree, env_steps=steps, keep=keep, **more)
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:

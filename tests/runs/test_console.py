@@ -19,13 +19,12 @@ from tests.helpers import Clock
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
 
 
-def config(choice: Any = "plain", *, iterations: int = 10) -> Config:
+def config(console: Any = "plain", *, iterations: int = 10, **log: Any) -> Config:
     return Config(
-        env=EnvConfig(id="procgen:coinrun", num_envs=8),
-        ppo=PPOConfig(num_steps=16, num_minibatches=2),
-        total_env_steps=iterations * BATCH,
-        log=LogConfig(console=choice),
-    )
+        name="demo", env=EnvConfig(id="procgen:coinrun", num_envs=8),
+        ppo=PPOConfig(num_steps=16, num_minibatches=2), total_env_steps=iterations * BATCH,
+        log=LogConfig(**{"console": console, "tensorboard": False, **log}),
+    )  # fmt: skip
 
 
 @pytest.fixture

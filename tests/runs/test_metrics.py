@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,25 +14,16 @@ from unittest import mock
 import pytest
 import torch
 
-from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.optimize import MeanAccumulator
 from phasicrl.runs import console, metrics
 from phasicrl.runs.console import Display
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from tests.helpers import Clock
+from tests.runs import test_console
+from tests.runs.test_console import BATCH
 
-BATCH = 8 * 16  # environment steps of an iteration of `config()`
-
-
-def config(**log: Any) -> Config:
-    return Config(
-        name="demo",
-        env=EnvConfig(id="procgen:coinrun", num_envs=8),
-        ppo=PPOConfig(num_steps=16, num_minibatches=2),
-        total_env_steps=10 * BATCH,
-        log=LogConfig(**{"console": "off", "tensorboard": False, **log}),
-    )
+config = partial(test_console.config, console="off")
 
 
 @pytest.fixture
@@ -47,13 +39,6 @@ def write_rows(log: MetricsLog, first: int, last: int, **record: float) -> None:
         values = {name.replace("__", "/"): value for name, value in record.items()}
         values["charts/SPS"] = float(iteration)
         log.write(values, env_steps=iteration * BATCH, iteration=iteration, phase=0)
-
-
-def test_means_are_weighted_by_samples() -> None:
-    means, names = MeanAccumulator(), ("losses/entropy", "losses/value_loss")
-    means.add(names, torch.tensor([1.0, 4.0]), weight=3)
-    means.add(names, torch.tensor([5.0, 8.0]), weight=1)
-    assert means.result() == {"losses/entropy": 2.0, "losses/value_loss": 5.0}
 
 
 def test_names_may_come_in_different_groups() -> None:

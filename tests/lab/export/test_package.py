@@ -17,19 +17,11 @@ from phasicrl.config import EnvConfig, EvaluationConfig, LogConfig
 from phasicrl.lab.export import package as package_module
 from phasicrl.lab.export.export import play_exported
 from phasicrl.lab.export.hub import pull, push
-from phasicrl.lab.export.package import (
-    EVENTS_FILE,
-    FILES,
-    HASHES_FILE,
-    check_package,
-    format_model_card,
-    release,
-)
+from phasicrl.lab.export.package import EVENTS_FILE, FILES, HASHES_FILE, check_package, release
 from phasicrl.runs.checkpoint import hash_file
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.evaluate import Evaluation, evaluate
-from phasicrl.training.run import Run
-from tests.helpers import corridor, rows_of, tiny
+from tests.helpers import corridor, rows_of, stop_at, tiny
 from tests.lab.analysis.runs import make_run
 
 
@@ -72,10 +64,7 @@ def test_the_events_of_all_processes_of_a_run_are_packed_in_one_file(tmp_path: P
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config = tiny(tmp_path / "runs", log=LogConfig(console="off"))
 
-    def stop_once(run: Run, _: Any) -> Any:
-        return "stop" if run.iteration == 2 else None
-
-    run = train(config, make_env=corridor, callbacks=stop_once).directory
+    run = train(config, make_env=corridor, callbacks=stop_at(2)).directory
     resume(run, make_env=corridor)
     assert len(list(run.glob("events.out.tfevents.*"))) == 2
     (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)
@@ -104,12 +93,8 @@ def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None
     """An environment is one however its id is spelled."""
     easy, hard = EnvConfig(id="procgen:maze"), EnvConfig(id="procgen:maze", distribution="hard")
     pole, same = EnvConfig(id="CartPole-v1"), EnvConfig(id="envpool:CartPole-v1")
-    runs = [
-        make_run(tmp_path / str(number), [(100, value)], env=env)
-        for number, (env, value) in enumerate(
-            [(easy, 20.0), (hard, 9.0), (hard, 8.0), (pole, 1.0), (same, 3.0)]
-        )
-    ]
+    returns = enumerate([(easy, 20.0), (hard, 9.0), (hard, 8.0), (pole, 1.0), (same, 3.0)])
+    runs = [make_run(tmp_path / str(i), [(100, value)], env=env) for i, (env, value) in returns]
     for run in runs[3:]:
         (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
     assert package_module._select_best(runs) == [runs[0], runs[1], runs[4]]
@@ -118,6 +103,7 @@ def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None
 def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
     """As of code that was installed from a wheel: its card has `"commit": null`."""
     files = RunDirectory(run)
+    format_model_card = package_module.format_model_card
     found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
     for card in ({"commit": None}, {}):
         assert "seed 3, commit unknown." in format_model_card(files.config, card, found)
@@ -209,9 +195,8 @@ def test_a_pushed_package_is_pulled_and_checked(
     push(package, "me/agent")
     got = pull("me/agent", output=tmp_path / "got")
     assert sorted(entry.name for entry in got.iterdir()) == sorted(names)
-    assert evaluate(got, episodes=2, make_env=corridor) == evaluate(
-        package, episodes=2, make_env=corridor
-    )
+    one, other = (evaluate(each, episodes=2, make_env=corridor) for each in (got, package))
+    assert one == other
     with pytest.raises(ValueError, match="which exists; remove it"):
         pull("me/agent", output=got)
     (tmp_path / "hub/me/agent/config.json").write_text("{}")
