@@ -66,7 +66,7 @@ def test_flags_are_the_paths_of_the_configuration() -> None:
         --ppo.learning-rate 1e-3 --aux.epochs 3 --model.value-path detached --seed 3
         --total-env-steps 1e6 --output-dir x --ppo.clip none --model.hidden-sizes 64 1.28e2
         --ppo.advantage-norm none --env.options a=1 b=x=y"""
-    assert parse_config(words.split()) == get_preset("procgen-ppg").with_updates({
+    assert parse_config(str(words).split()) == get_preset("procgen-ppg").with_updates({
         "env.id": "bigfish", "env.num_envs": 32, "env.distribution": "hard", "aux.every": 8,
         "ppo.learning_rate": 1e-3, "aux.epochs": 3, "model.value_path": "detached", "seed": 3,
         "total_env_steps": 10**6, "output_dir": "x", "ppo.clip": None, "ppo.advantage_norm": "none",

@@ -333,7 +333,7 @@ def test_returns_and_lengths_are_exact_across_rollouts() -> None:
         finished = [each[:2] for each in episodes]
         seen += [total for total, _ in finished]
         assert collector.episodes.finished == episodes
-        assert collector.episodes.report() == {
+        assert collector.episodes.pop_metrics() == {
             "charts/num_episodes": [5, 6, 1][slot],
             "charts/episodic_return": pytest.approx(np.mean([total for total, _ in finished])),
             "charts/episodic_length": pytest.approx(np.mean([length for _, length in finished])),
@@ -347,7 +347,7 @@ def test_procgen_levels_are_counted_once_and_completion_only_where_an_episode_en
     # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that
     # ended, two terminated.
     assert all(each.level_complete == each.terminated for each in collector.episodes.finished)
-    report, again = collector.episodes.report(), collector.episodes.report()
+    report, again = collector.episodes.pop_metrics(), collector.episodes.pop_metrics()
     assert report["procgen/num_levels_seen"] == again["procgen/num_levels_seen"] == 5
     assert report["procgen/level_complete"] == pytest.approx(2 / 5)
     assert "procgen/level_complete" not in again
@@ -363,9 +363,9 @@ def test_episodes_survive_a_restart_before_and_after_a_report() -> None:
         assert again.finished == collector.episodes.finished
         return again
 
-    unreported, before = restarted(), collector.episodes.report()
-    assert before["charts/num_episodes"] == 12 and unreported.report() == before
-    after = restarted().report()
+    unreported, before = restarted(), collector.episodes.pop_metrics()
+    assert before["charts/num_episodes"] == 12 and unreported.pop_metrics() == before
+    after = restarted().pop_metrics()
     assert after["charts/num_episodes"] == 0
     for name in ("charts/episodic_return_100", "procgen/num_levels_seen"):
         assert after[name] == before[name]

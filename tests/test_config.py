@@ -26,8 +26,8 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
     ValueNormConfig,
-    defaults,
-    field_texts,
+    get_defaults,
+    get_option_docs,
     nearest_divisors,
 )
 from phasicrl.config_io import SYNONYMS, ConfigError, read_json, write_json
@@ -83,7 +83,7 @@ def test_impossible_values_are_refused_with_the_numbers(
 
 def test_numbers_that_mean_nothing_are_refused() -> None:
     accepted = []
-    for path, default in defaults().items():
+    for path, default in get_defaults().items():
         if isinstance(default, int | float) and not isinstance(default, bool):
             for value in (math.nan, math.inf) if isinstance(default, float) else (-(10**12),):
                 try:
@@ -192,7 +192,7 @@ def test_every_field_says_what_it_is() -> None:
     """The command line's help and the reference page are made from these sentences."""
     for kind in GROUPS:
         names = [field.name for field in dataclasses.fields(kind)]
-        assert [name for name in names if not field_texts(kind).get(name)] == [], kind
+        assert [name for name in names if not get_option_docs(kind).get(name)] == [], kind
 
 
 CODES = (
@@ -214,7 +214,7 @@ ALGORITHM = (
 
 @pytest.mark.parametrize("kind", ALGORITHM)
 def test_every_option_of_the_algorithm_names_a_source(kind: type) -> None:
-    sentences = field_texts(kind)
+    sentences = get_option_docs(kind)
     unnamed = [name for name, text in sentences.items() if not KNOWN_SOURCE.search(text)]
     assert len(sentences) > 1 and not unnamed
 
@@ -223,7 +223,7 @@ def test_other_options_have_their_source_in_the_sentence_of_their_group() -> Non
     others = GROUPS - {*ALGORITHM}
     assert len(others) == 5
     assert [kind for kind in others if "(ours" not in (kind.__doc__ or "")] == []
-    own = {name: text for name, text in field_texts(Config).items() if text}
+    own = {name: text for name, text in get_option_docs(Config).items() if text}
     assert [name for name, text in own.items() if not KNOWN_SOURCE.search(text)] == []
 
 
@@ -239,7 +239,7 @@ def test_the_help_of_an_option_and_the_page_of_tricks_share_a_source() -> None:
     sentences = {
         f"{group}.{name}": text
         for group, kind in (kinds | {"env": EnvConfig}).items()
-        for name, text in field_texts(kind).items()
+        for name, text in get_option_docs(kind).items()
     }
     compared = [(source, sentences[knob]) for _, source, _, knob in TRICKS if knob in sentences]
     apart = [pair for pair in compared if not named(pair[0]) & named(pair[1])]
@@ -250,7 +250,7 @@ def test_sources_of_options_are_on_the_page_of_sources() -> None:
     page = (Path(__file__).parents[1] / "docs" / "reference" / "sources.md").read_text()
     papers, called = page.split("## Code")
     assert [code for code in CODES if f"| {code}" not in called] == []
-    sentences = " ".join(text for kind in ALGORITHM for text in field_texts(kind).values())
+    sentences = " ".join(text for kind in ALGORITHM for text in get_option_docs(kind).values())
     cited = set(re.findall(r"(\w+) (?:et al\. )?((?:19|20)\d\d)", sentences))
     assert len(cited) > 5
     for author, year in cited:
@@ -421,7 +421,7 @@ def test_values_are_converted_to_the_types_of_their_options() -> None:
 
 
 def test_names_of_other_trainers_lead_to_our_options() -> None:
-    assert {*SYNONYMS.values()} <= defaults().keys()
+    assert {*SYNONYMS.values()} <= get_defaults().keys()
     ppo, config, env = cast(Any, (PPOConfig, Config, EnvConfig))
     for name, path in {"lr": "ppo.learning_rate", "n_envs": "env.num_envs", "gama": "ppo.gamma",
                        "num_envs": "env.num_envs"}.items():  # fmt: skip

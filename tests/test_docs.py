@@ -22,7 +22,7 @@ import pytest
 import tyro
 
 from phasicrl import cli
-from phasicrl.config import defaults
+from phasicrl.config import get_defaults
 from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
 from tests.helpers import look_up
@@ -296,7 +296,7 @@ def test_the_example_of_the_page_about_truncation_gives_its_numbers(
 
 def test_options_and_flags_that_a_page_names_exist() -> None:
     """`ppo.clip`, `--ppo.clip`, and `--env.no-action-masks` for a field that is on or off."""
-    paths = set(defaults())
+    paths = set(get_defaults())
     groups = {path.partition(".")[0] for path in paths if "." in path}
     bad = []
     for name, text in TEXTS.items():

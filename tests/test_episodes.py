@@ -20,16 +20,16 @@ def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
 
 def test_a_report_clears_what_it_reported_but_keeps_the_window() -> None:
     episodes = EpisodeStatistics(1, window=2)
-    assert episodes.report() == {"charts/num_episodes": 0}
+    assert episodes.pop_metrics() == {"charts/num_episodes": 0}
     assert math.isnan(episodes.recent_mean)
     update(episodes, (1, False), (2, True), (10, True), (100, True), (7, False))
     names = [f"charts/{x}" for x in ("num_episodes", "episodic_return", "episodic_length",
                                      "episodic_return_100")]  # fmt: skip
     first = (3, (3 + 10 + 100) / 3, (2 + 1 + 1) / 3, (10 + 100) / 2)
-    assert episodes.report() == dict(zip(names, map(pytest.approx, first), strict=True))
-    assert episodes.report() == {names[0]: 0, names[3]: pytest.approx(55)}
+    assert episodes.pop_metrics() == dict(zip(names, map(pytest.approx, first), strict=True))
+    assert episodes.pop_metrics() == {names[0]: 0, names[3]: pytest.approx(55)}
     update(episodes, (5, True))  # the episode that was under way during both reports
-    assert episodes.report() == dict(zip(names, (1, 12, 2, (100 + 12) / 2), strict=True))
+    assert episodes.pop_metrics() == dict(zip(names, (1, 12, 2, (100 + 12) / 2), strict=True))
 
 
 def added_up(reward: Tensor, ended: Tensor) -> list[float]:
@@ -56,6 +56,6 @@ def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
             part = {"reward": reward, "terminated": ended & False, "ended": ended}
             episodes.update({name: x[start : start + length] for name, x in part.items()})
         assert episodes.state_dict()["recent"] == expected
-        report = episodes.report()
+        report = episodes.pop_metrics()
         assert report["charts/num_episodes"] == len(expected) > 15
         assert report["charts/episodic_return"] == float(np.mean(expected))

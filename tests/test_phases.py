@@ -533,7 +533,7 @@ def test_deviations_that_depend_on_the_state_are_cloned_in_the_auxiliary_phase(
             linear.weight[-1] *= 40
         loss, terms = phases.AuxiliaryLoss(run.agent, config.aux)(samples)
         new = run.agent(samples.obs, samples.first, samples.state).policy.dist_params
-        pair = [head.split_dist_params(each) for each in (samples.old_dist_params, new)]
+        pair = [head.split_log_probs_means_stds(each) for each in (samples.old_dist_params, new)]
         logits, means, stds = zip(*pair, strict=True)
         normals = [Normal(mean, std) for mean, std in zip(means, stds, strict=True)]
         choices = [Categorical(logits=each) for each in logits]

@@ -8,7 +8,7 @@ import typing
 from functools import cache
 from pathlib import Path
 
-from phasicrl.config import Config, defaults, field_texts
+from phasicrl.config import Config, get_defaults, get_option_docs
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
 from tools.result_tables import beside, blocks, on_reacher, trained, without
@@ -191,7 +191,7 @@ TRICKS = (
     ("early stop by the epoch's mean KL", "Spinning Up ppo.py:268-271", "phases.policy_phase",
      "ppo.target_kl"),
     ("estimate of that KL", "k1: Spinning Up ppo.py:237; k3: SB3 ppo.py:263-264",
-     "phases.estimate_kl", "ppo.epoch_kl"),
+     "phases.estimate_rollout_kl", "ppo.epoch_kl"),
     ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector",
      "ppo.bootstrap_truncation"),
     ("action masks", "Huang & Ontañón 2020; source 003", "models.heads.PolicyHead",
@@ -400,13 +400,15 @@ def _with_links(source: str) -> str:
 
 def _table(name: str, kind: type, *, skip: set[str]) -> str:
     """One group of fields."""
-    sentences = field_texts(kind)
+    sentences = get_option_docs(kind)
     text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}\n\n"
     text += "| field | default | what it is |\n|---|---|---|\n"
     for field in dataclasses.fields(kind):
         if field.name not in skip:
             path = f"{name}.{field.name}" if name else field.name
-            text += f"| `{path}` | {_show(defaults()[path])} | {_cell(sentences[field.name])} |\n"
+            text += (
+                f"| `{path}` | {_show(get_defaults()[path])} | {_cell(sentences[field.name])} |\n"
+            )
     return text
 
 

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from phasicrl.config import Config, check_already_imported, defaults, field_texts, format_value
+from phasicrl.config import (
+    Config,
+    check_already_imported,
+    format_value,
+    get_defaults,
+    get_option_docs,
+)
 from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
 
@@ -336,7 +342,7 @@ def parse_config_and_options(
 
 def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     """Describe unknown arguments, with the options that may be meant."""
-    flags = [f"--{path.replace('_', '-')}" for path in defaults()]
+    flags = [f"--{path.replace('_', '-')}" for path in get_defaults()]
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
         return "; ".join(f"unknown option {name}{suggest_name(name, flags)}" for name in names)
     parts = [part for word in words for part in word.split("=", 1)]
@@ -351,10 +357,12 @@ def _print_help(command: str, options_type: type, base: Config) -> None:
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     for field in dataclasses.fields(options_type):
         print(f"  --{field.name.replace('_', '-')} {format_value(field.default)}")
-    values, texts = base.values() | {"env.options": base.env.options}, {**field_texts(Config)}
+    values, texts = base.values() | {"env.options": base.env.options}, {**get_option_docs(Config)}
     for part in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group := getattr(base, part.name)):
-            texts |= {f"{part.name}.{key}": text for key, text in field_texts(type(group)).items()}
+            texts |= {
+                f"{part.name}.{key}": text for key, text in get_option_docs(type(group)).items()
+            }
     for path in COMMON.split():
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"
         text = texts[path].replace("\n", "\n" + 43 * " ")

@@ -85,7 +85,9 @@ class _Group:
         call = f"{cls.__name__}({next(iter(get_types(cls)))}=…)"
         problems = [f"{value!r} has no name; expected {call}" for value in given]
         unknown = [cls._prefix + name for name in values if name not in get_types(cls)]
-        problems += [f"unknown option {path}{suggest_name(path, defaults())}" for path in unknown]
+        problems += [
+            f"unknown option {path}{suggest_name(path, get_defaults())}" for path in unknown
+        ]
         if problems:
             raise ConfigError(problems)
         return super().__new__(cls)
@@ -730,7 +732,7 @@ class Config(_Group):
         return self.aux.every * self.aux.run_every if self.has_auxiliary_phase else 1
 
     @property
-    def aux_passes(self) -> float:
+    def aux_passes_per_step(self) -> float:
         """Mean number of passes of an observation through the networks in auxiliary phases."""
         return (
             self.aux.epochs
@@ -758,8 +760,8 @@ class Config(_Group):
         """
         groups: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
-            if path not in defaults() and path not in self.__dataclass_fields__:
-                raise ValueError(f"unknown option {path}{suggest_name(path, defaults())}")
+            if path not in get_defaults() and path not in self.__dataclass_fields__:
+                raise ValueError(f"unknown option {path}{suggest_name(path, get_defaults())}")
             group, _, name = path.rpartition(".")
             groups.setdefault(group, {})[name] = value
         updates = groups.pop("", {})
@@ -845,7 +847,7 @@ _NOT_IDENTITY = (
 
 
 @functools.cache
-def defaults() -> dict[str, Any]:
+def get_defaults() -> dict[str, Any]:
     """Return the default of every option by its dotted path, such as `ppo.clip`."""
     return Config().values() | {"env.options": {}}
 
@@ -881,7 +883,7 @@ def check_already_imported(config: Config) -> None:
 
 
 @functools.cache
-def field_texts(group: type) -> Mapping[str, str]:
+def get_option_docs(group: type) -> Mapping[str, str]:
     """Return the text below each option of a group in this file, by option."""
     (tree,) = ast.parse(inspect.getsource(group)).body
     assert isinstance(tree, ast.ClassDef)

@@ -74,7 +74,7 @@ class EpisodeStatistics:
         if "level_seed" in values:
             self._levels.update(np.unique(values["level_seed"]).tolist())
 
-    def report(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of the episodes finished since the last call."""
         record: dict[str, float] = {"charts/num_episodes": len(self.finished)}
         if self.finished:

@@ -81,7 +81,7 @@ class Learner:
         self.lr_multiplier = 1.0
 
     @property
-    def phase(self) -> int:
+    def phase_number(self) -> int:
         """Number of the PPG phase that the latest policy phase belongs to, from 1."""
         return max(self.iteration - 1, 0) // self.config.rollouts_per_phase + 1
 

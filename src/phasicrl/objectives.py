@@ -121,7 +121,7 @@ def value_loss(
     return torch.maximum(loss, 0.5 * (clipped - target).square())
 
 
-def approximate_kl(
+def estimate_kl_k1_and_k3(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
 ) -> tuple[Float[Tensor, "*M"], Float[Tensor, "*M"]]:
     """Estimate KL(old ‖ new) per sample, `[M]`, from actions of the old policy, in two ways.

@@ -113,7 +113,7 @@ class PolicyPhaseLoss:
         else:
             penalty = mean(objectives.sampled_kl_penalty(log_prob, proximal_log_prob))
         with torch.no_grad():  # KL to the behavior policy, for the metrics
-            k1, k3 = objectives.approximate_kl(log_prob, old_log_prob)
+            k1, k3 = objectives.estimate_kl_k1_and_k3(log_prob, old_log_prob)
             clipped = objectives.mark_clipped_ratios(log_prob, proximal_log_prob, clip=clip)
         terms = {
             "losses/policy_loss": loss,
@@ -387,10 +387,10 @@ def policy_phase(
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
         if update_policy and ppo.uses_epoch_kl:
-            kl = estimate_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
+            kl = estimate_rollout_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
             record["losses/epoch_kl"] = kl
             kl_exceeded = ppo.target_kl is not None and kl > ppo.target_kl
-        executor.wait()
+        executor.synchronize()
         seconds["time/policy" if update_policy else "time/value"] += perf_counter() - start
         on_epoch(phase, epoch, means)
 
@@ -552,15 +552,15 @@ def compute_dist_params(
     precision, the KL would be smallest where weights compensate for rounding.
     """
 
-    def compute_params(segments: Samples) -> Tensor:
+    def run_policy(segments: Samples) -> Tensor:
         inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
         return agent.policy(*inputs, precision=executor.precision(kl_phase))[0].dist_params
 
-    return executor.infer_in_batches(segments, compute_params, phase=kl_phase)
+    return executor.infer_in_batches(segments, run_policy, phase=kl_phase)
 
 
 @torch.no_grad()
-def estimate_kl(
+def estimate_rollout_kl(
     agent: Agent, samples: PolicySamples, *, executor: Executor, estimate: Literal["k1", "k3"]
 ) -> float:
     """Estimate the mean of KL(behavior policy ‖ current policy) over samples of the rollout."""
@@ -572,6 +572,6 @@ def estimate_kl(
         return agent.policy(*inputs, precision=precision)[0].log_prob(segments.action)
 
     log_prob = executor.infer_in_batches(samples, compute_log_prob)
-    k1, k3 = objectives.approximate_kl(log_prob, samples.old_log_prob)
+    k1, k3 = objectives.estimate_kl_k1_and_k3(log_prob, samples.old_log_prob)
     mean = float(objectives.weighted_mean(k1 if estimate == "k1" else k3, samples.weight))
     return executor.world.average_record({estimate: mean})[estimate]

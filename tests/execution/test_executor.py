@@ -337,7 +337,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     run, calls = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), list[str]()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(str(device)))
     monkeypatch.setattr(phases, "perf_counter", lambda: calls.append("clock") or 0.0)
-    run.executor.wait()
+    run.executor.synchronize()
     assert calls == [], "there is nothing to wait for on a CPU"
     monkeypatch.setattr(run.executor, "wait", lambda: calls.append("wait"))
     rollout = run.collect(run.buffer.next_rollout())
@@ -347,7 +347,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     executor = Executor(Plan())
     executor.device = torch.device("cuda:1")
     calls.clear()
-    executor.wait()
+    executor.synchronize()
     assert calls == ["cuda:1"]
 
 

@@ -118,7 +118,7 @@ def test_files_and_pipes_get_plain_text_in_their_encoding(monkeypatch: pytest.Mo
     written = io.BytesIO()
     with shown(config("auto"), io.TextIOWrapper(written, encoding="ascii")) as display:
         display.show_stage("rollout")
-        display.message("runs/Größe [a] :x:" + 100 * "y" + "\x1b[31m")
+        display.show_message("runs/Größe [a] :x:" + 100 * "y" + "\x1b[31m")
         assert written.getvalue() == b"runs/Gr\\xf6\\xdfe [a] :x:" + 100 * b"y" + b"\\x1b[31m\n"
         display.show_metrics({"losses/aux/kl_loss": 1e-9}, BATCH)
         assert b"aux kl 1e-09" in written.getvalue() and b"\x1b" not in written.getvalue()
@@ -131,7 +131,7 @@ def test_nothing_is_shown_where_there_is_no_stream(choice: str) -> None:
     for stream in (None, closed):
         display = Display(config(choice), 0, stream)
         display.show_stage("rollout")
-        display.message("hello")
+        display.show_message("hello")
         display.show_metrics({}, BATCH)
         display.close()
 
@@ -143,7 +143,7 @@ def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
         clock.now += 5
         display.show_metrics({"charts/episodic_return_100": 21.5}, BATCH)
         display.show_stage("rollout")
-        display.message("checkpoint [saved]")
+        display.show_message("checkpoint [saved]")
         clock.now += 5
         display.show_stage("auxiliary 2/6")
         display.show_metrics({"losses/aux/kl_loss": 0.004}, 2 * BATCH)

@@ -40,14 +40,16 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
 
 def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
     config = tiny(tmp_path, name="a[b]*")
-    assert RunDirectory.find(config) == []
+    assert RunDirectory.find_runs(config) == []
     first, second = RunDirectory.make(config), RunDirectory.make(config)
     RunDirectory.make(replace(config, seed=4))
     RunDirectory.make(replace(config, total_env_steps=256))
     RunDirectory.make(config.with_updates({"ppo.gamma": 0.5}))
     (tmp_path / "a[b]*_corridor_s3_empty").mkdir()
     asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
-    assert sorted(run.path for run in RunDirectory.find(asked)) == sorted((first.path, second.path))
+    assert sorted(run.path for run in RunDirectory.find_runs(asked)) == sorted(
+        (first.path, second.path)
+    )
 
 
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_of_several_processes_those_that_log_nothing_have_a_log(
     with MetricsLog(None, config(console="plain", tensorboard=True, epochs=True)) as log:
         log.show_stage("rollout")
         write_rows(log, 1, 1)
-        log.message("hello")
+        log.show_message("hello")
         log.flush()
         sizes = log.state_dict()["bytes"]
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir()) and not sizes

@@ -21,7 +21,7 @@ MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
 It returns masks `[B, A]`."""
 
 
-class _Wrapper:
+class _VectorEnvWrapper:
     """Wrapper of a `VectorEnv`; subclasses change observations and masks in `_observe`."""
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -50,7 +50,7 @@ class _Wrapper:
         raise NotImplementedError
 
 
-class PartialObservation(_Wrapper):
+class PartialObservation(_VectorEnvWrapper):
     """Wrapper that returns only some components of observation vectors."""
 
     def __init__(self, envs: VectorEnv, components: tuple[int, ...]) -> None:
@@ -81,7 +81,7 @@ class PartialObservation(_Wrapper):
         return obs[:, self._components]
 
 
-class HeuristicMask(_Wrapper):
+class HeuristicMask(_VectorEnvWrapper):
     """Wrapper that masks actions by a heuristic in the first steps only.
 
     A heuristic that excludes bad actions helps a policy at first; later the policy may do better

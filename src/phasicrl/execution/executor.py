@@ -58,7 +58,7 @@ class Executor:
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Wait until a GPU has finished, so that time can be measured."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

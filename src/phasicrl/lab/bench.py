@@ -208,7 +208,7 @@ class _Pass(NamedTuple):
 def _list_passes(run: Any) -> list[_Pass]:
     """Return the passes of acting and of all epochs, without those that only measure."""
     acting = _Pass(True, True, backward=False)
-    auxiliary = _Pass(True, True, phase="aux", times=run.config.aux_passes)
+    auxiliary = _Pass(True, True, phase="aux", times=run.config.aux_passes_per_step)
     return [
         *(_Pass(*kind) for kind in run.config.ppo.epoch_schedule), acting,
         *[auxiliary] * run.config.has_auxiliary_phase,
@@ -252,12 +252,12 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
         flops += each.times * counter.get_total_flops() / piece.first.numel()
 
     def time_network_pass(each: _Pass, piece: Any) -> float:
-        run.executor.wait()
+        run.executor.synchronize()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _SECONDS or not calls:
             run_network_pass(each, piece)
             calls += 1
-        run.executor.wait()
+        run.executor.synchronize()
         return each.times * (perf_counter() - start) / calls / piece.first.numel()
 
     rounds = [sum(map(time_network_pass, passes, pieces)) for _ in range(3)]

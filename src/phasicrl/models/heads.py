@@ -131,7 +131,7 @@ class PolicyHead(nn.Module):
         parts = [*map(Categorical, self._split(log_probs)), *([normal(mean, std)] if n else [])]
         return JointPolicy(dist_params, parts, self.order.split(self.part_sizes))
 
-    def split_dist_params(
+    def split_log_probs_means_stds(
         self, dist_params: Float[Tensor, "*shape P"]
     ) -> tuple[Float[Tensor, "*shape M"], Float[Tensor, "*shape n"], Float[Tensor, "*shape n"]]:
         """Split parameters into log-probabilities in mask order, means and standard deviations."""

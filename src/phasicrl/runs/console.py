@@ -99,10 +99,10 @@ class Display:
     def _print_line(self) -> None:
         """Print the metrics of the last iteration if they were not printed yet."""
         if self.kind == "plain" and self._line:
-            self.message(self._line)
+            self.show_message(self._line)
             self._line, self._shown_at = "", monotonic()
 
-    def message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Print a line of text, above the progress bar if there is one."""
         if self.kind != "off":
             console = self._bar.console

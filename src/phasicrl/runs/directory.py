@@ -41,7 +41,7 @@ USER_OBJECTS = {
 """Arguments of `train` for custom objects, and their kinds. Callbacks are not in `card.json`."""
 
 
-def fill_user_objects(
+def fill_user_objects_with_none(
     given: Mapping[str, Any], names: Iterable[str] = USER_OBJECTS
 ) -> dict[str, Any]:
     """Return the custom objects by all of `names`, with None for those that are not given.
@@ -108,7 +108,7 @@ class RunDirectory:
         return directory
 
     @staticmethod
-    def find(config: Config) -> list[RunDirectory]:
+    def find_runs(config: Config) -> list[RunDirectory]:
         """Find the runs of this experiment, seed and length in `output_dir`, oldest first."""
 
         def get_run_identity(config: Config) -> tuple[object, ...]:

@@ -153,7 +153,7 @@ class MetricsLog:
             try:
                 file.write(json.dumps(head | {"wall_time": seconds} | finite).encode() + b"\n")
             except OSError as error:
-                self.message(f"warning: {name} cannot be written yet ({error})")
+                self.show_message(f"warning: {name} cannot be written yet ({error})")
         return values
 
     def write_episode(self, steps: Path, *, env_steps: int) -> None:
@@ -172,11 +172,11 @@ class MetricsLog:
                 function(sink)
             except Exception as error:  # of any type; logging must not end a run
                 self._sinks.remove(sink)
-                self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
+                self.show_message(f"warning: {sink.name} is switched off, it failed: {error!r}")
 
-    def message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Print a line of text on the console, above the progress bar if there is one."""
-        self._call_display(lambda display: display.message(text))
+        self._call_display(lambda display: display.show_message(text))
 
     def _call_display(self, function: Callable[[Display], None]) -> None:
         """Call a function with the display, and silence a display whose stream is closed.

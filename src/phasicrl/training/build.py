@@ -31,7 +31,7 @@ from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.directory import RunDirectory, fill_user_objects
+from phasicrl.runs.directory import RunDirectory, fill_user_objects_with_none
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
@@ -83,10 +83,10 @@ def start_run(
     Raises:
         ValueError: the configuration cannot work.
     """
-    objects = fill_user_objects(user)
+    objects = fill_user_objects_with_none(user)
     for module in config.imports:
         import_module(module)
-    runs = RunDirectory.find(config) if resume == "auto" else []
+    runs = RunDirectory.find_runs(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:
         return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
@@ -137,7 +137,7 @@ def restore_run(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files, objects = RunDirectory(directory), fill_user_objects(user)
+    files, objects = RunDirectory(directory), fill_user_objects_with_none(user)
     directory = files.path
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
@@ -169,14 +169,14 @@ def restore_run(
         run.take_snapshot()
         run.resources = resources.pop_all()
     for sentence in rejected:
-        run.metrics_log.message(f"warning: {sentence}")
+        run.metrics_log.show_message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
     remark += _describe_changes(changes, run.learner, env_steps)
     message = f"resumed {directory} at {env_steps:,} steps{remark}"
     if is_over:
         message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
-    run.metrics_log.message(message)
+    run.metrics_log.show_message(message)
     return run
 
 
@@ -283,9 +283,9 @@ def _build_run(
         path = files.path if world.is_first else None
         log = resources.enter_context(MetricsLog(path, config, saved=state and state["log"]))
     for message in messages:
-        log.message(message)
+        log.show_message(message)
     world.broadcast_(list(agent.state_dict().values()))
-    executor = Executor(plan, log=log.message, world=world)
+    executor = Executor(plan, log=log.show_message, world=world)
     # All processes share the noise of actions, but each shuffles its minibatches differently.
     noise = Generator().manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(

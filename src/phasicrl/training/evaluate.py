@@ -18,7 +18,12 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_part
-from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
+from phasicrl.runs.directory import (
+    RunDirectory,
+    WeightsKind,
+    fill_user_objects_with_none,
+    find_run_or_agent,
+)
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
 from phasicrl.training.bootstrap import bootstrap_mean_interval
@@ -111,7 +116,7 @@ class SavedAgent:
                 object is missing.
         """
         files = find_run_or_agent(run_dir)
-        objects = fill_user_objects(user_objects, EvaluationObjects.__annotations__)
+        objects = fill_user_objects_with_none(user_objects, EvaluationObjects.__annotations__)
         config = files.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
         check_levels(levels, None if any(objects.values()) else config.env)

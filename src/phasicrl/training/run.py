@@ -212,7 +212,7 @@ class Run:
         """
         total = time.perf_counter() - self._iteration_started
         finished = list(self.collector.episodes.finished)
-        record |= self.collector.episodes.report() | {
+        record |= self.collector.episodes.pop_metrics() | {
             "charts/SPS": self.config.batch_size / total,
             "time/rollout": self._rollout_seconds,
             "time/total": total,
@@ -224,7 +224,7 @@ class Run:
         is_reached = self.env_steps - self.config.batch_size < limit <= self.env_steps
         if is_reached and math.isnan(self.collector.episodes.recent_mean):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
-            self.metrics_log.message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
+            self.metrics_log.show_message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
         known = {*record}
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
@@ -245,7 +245,7 @@ class Run:
         """Write a row of metrics, with those of the user so far, unless there are none."""
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
         if row := {**record, **self._own_metrics}:
-            self.metrics_log.write(row, **place, phase=self.learner.phase)
+            self.metrics_log.write(row, **place, phase=self.learner.phase_number)
         self._own_metrics.clear()
 
     def _evaluate(self) -> Record:
@@ -261,7 +261,9 @@ class Run:
                     self.files.save_weights(weights, env_steps=self.env_steps, which="best")
                 self._best_return = record["evaluation/return"]
             except OSError as error:
-                self.metrics_log.message(f"warning: the best weights could not be saved: {error}")
+                self.metrics_log.show_message(
+                    f"warning: the best weights could not be saved: {error}"
+                )
         if self._best_return is not None:
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
@@ -280,7 +282,7 @@ class Run:
             if self.world.size > 1:
                 raise
             self._last_save = time.perf_counter()
-            self.metrics_log.message(
+            self.metrics_log.show_message(
                 f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training continues"
             )
 
@@ -475,14 +477,16 @@ class Run:
             if self.world.size == 1 or self.world.has_shared_error:
                 self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
-            self.metrics_log.message(f"warning: the last iteration could not be saved: {problem}")
+            self.metrics_log.show_message(
+                f"warning: the last iteration could not be saved: {problem}"
+            )
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
             call = f"phasicrl resume {self.directory}"
             if objects := [f"{name}=…" for name, each in self.user.items() if each is not None]:
                 call = f"phasicrl.resume({str(self.directory)!r}, {', '.join(objects)})"
             hint = f"`{call}` continues from {saved[-1].name}"
-        self.metrics_log.message(
+        self.metrics_log.show_message(
             f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}"
         )
 
@@ -501,10 +505,10 @@ class Run:
     @property
     def _old_policy_name(self) -> str:
         """Name of the chunk with the distribution parameters before the auxiliary phase."""
-        return f"{OLD_POLICY}-{self.learner.phase:06d}"
+        return f"{OLD_POLICY}-{self.learner.phase_number:06d}"
 
     def _chunk_name(self, slot: int) -> str:
         """Return the name of a rollout's chunk, unique in the run."""
         aux, in_auxiliary_phase = self.config.aux, self.buffer.progress is not None
         is_recomputed = in_auxiliary_phase and aux.recompute_targets
-        return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * is_recomputed}"
+        return f"rollout-{self.learner.phase_number:06d}-{slot:03d}{'-renewed' * is_recomputed}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymnasium.spaces import Box
 
-from phasicrl.config import Config, defaults
+from phasicrl.config import Config, get_defaults
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import is_image, leaves
 
@@ -67,4 +67,4 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
     flag_unless(config.log.wandb, "log.wandb", "log.wandb_")
     # fmt: on
-    return {path: what for path, what in unused.items() if values[path] != defaults().get(path)}
+    return {path: what for path, what in unused.items() if values[path] != get_defaults().get(path)}

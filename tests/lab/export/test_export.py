@@ -126,7 +126,7 @@ def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Pa
 def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     """Discrete components are not in the order of their widths, with a number between them."""
     discrete, box = gym.spaces.Discrete, gym.spaces.Box
-    actions = gym.spaces.Tuple((discrete(4), box(-3, 3, (1,)), discrete(2)))
+    actions = gym.spaces.Tuple((discrete(4), box(-3, 3, (1,), np.float32), discrete(2)))
     make_env = partial(Spaces, box(-1, 1, (2,), np.float32), actions)
     agent = (trained := train(tiny(tmp_path, model=MLP), make_env=make_env)).agent
     made = export_policy(trained.directory, format="torch", make_env=make_env, observations=8)

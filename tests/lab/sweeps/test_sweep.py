@@ -262,7 +262,7 @@ def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path:
     runner = begin(folder)
     wait_for(lambda: has_begun(folder), 120)
     os.kill(locked_by(folder / "0"), signal.SIGKILL)
-    wait_for(lambda: sweep.read_outcome(folder / "0").state == "stopped")
+    wait_for(lambda: sweep.read_trial_outcome(folder / "0").state == "stopped")
     runner.terminate()
     output = runner.communicate(timeout=60)[0]
     assert runner.returncode == 75 and "Traceback" not in output
@@ -312,6 +312,6 @@ def test_a_ray_cluster_may_lose_a_node(tmp_path: Path, monkeypatch: pytest.Monke
         ray.shutdown()
         cluster.shutdown()
         signal.signal(signal.SIGTERM, before)
-    assert [sweep.read_outcome(folder / name).state for name in "01"] == ["done", "done"]
+    assert [sweep.read_trial_outcome(folder / name).state for name in "01"] == ["done", "done"]
     runs = [RunDirectory(run) for run in folder.glob("*/runs/*")]
     assert sorted(len(run.card["resumed"]) for run in runs) == [0, 1]

@@ -63,7 +63,7 @@ _SMOOTHED_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class _Subject:
+class _ReportedRun:
     """A run on the page."""
 
     files: RunDirectory
@@ -99,7 +99,7 @@ class _Subject:
         return diagnose(columns, self.config, diverged="diverged" in self.files.card)
 
     @property
-    def facts(self) -> dict[str, str]:
+    def key_figures(self) -> dict[str, str]:
         """Numbers at the top of the page, by their text."""
         steps, training = self.rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
@@ -117,7 +117,7 @@ class _Subject:
         }
 
     @property
-    def times(self) -> list[tuple[str, float]]:
+    def time_shares(self) -> list[tuple[str, float]]:
         """Parts of the run's wall time, such as `rollout`, with their fractions; `else` is last."""
         total = self._sum_times("total", "evaluation") or 1.0
         shares = [(part, self._sum_times(part) / total) for part in TIMES]
@@ -125,7 +125,7 @@ class _Subject:
         return [(part, share) for part, share in shares if share > 0.001]
 
     @property
-    def base(self) -> str:
+    def preset_name(self) -> str:
         """Name of the run's preset; empty for another configuration."""
         return self.config.name if self.config.name in PRESETS else ""
 
@@ -133,7 +133,7 @@ class _Subject:
     def settings(self) -> list[tuple[str, str, str]]:
         """Options of the run: path, value, and the preset's value where it differs."""
         values = self.config.values()
-        usual = PRESETS[self.base].config.values() if self.base else values
+        usual = PRESETS[self.preset_name].config.values() if self.preset_name else values
         return [
             (path, format_value(x), "" if x == usual.get(path) else format_value(usual.get(path)))
             for path, x in values.items()
@@ -186,13 +186,13 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         RunDirectory(run).reject_special_files()  # runs may come from somebody else
     arms = read_arms(found)
     has_tasks = len({arm.task for arm in arms.values()}) > 1
-    subjects: list[_Subject] = []
+    subjects: list[_ReportedRun] = []
     labels = [arm.label for arm in arms.values()]
     for run, arm in sorted(arms.items(), key=lambda each: labels.index(each[1].label)):
         number = f"{len(subjects) + 1}. " * (len(arms) > MAX_CURVES)
         name = f"{number}{arm.label}{f' on {arm.task}' * has_tasks}, seed {arm.config.seed}"
         name = name if len(arms) > 1 else run.name
-        subjects.append(_Subject(RunDirectory(run), name, len(subjects)))
+        subjects.append(_ReportedRun(RunDirectory(run), name, len(subjects)))
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
@@ -207,7 +207,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     return path
 
 
-def _find_differences(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
+def _find_differences(subjects: Sequence[_ReportedRun]) -> dict[str, list[str]]:
     """Find the options in which runs differ; returns the values of the runs by option."""
     values = [subject.config.values() for subject in subjects]
     paths = dict.fromkeys(path for each in values for path in each)
@@ -215,7 +215,7 @@ def _find_differences(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
     return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 
-def _draw_figures(subjects: Sequence[_Subject]) -> dict[str, list[tuple[str, str]]]:
+def _draw_figures(subjects: Sequence[_ReportedRun]) -> dict[str, list[tuple[str, str]]]:
     """Draw all metrics of the runs, at most `MAX_CURVES` in a figure, by group and caption."""
     window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in subjects))
     figures: dict[str, list[tuple[str, str]]] = {}

@@ -320,7 +320,8 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
     """Train or resume a run with options of `train`; leave a diverged run as it is."""
 
     def find_diverged_run() -> RunDirectory | None:
-        return next((run for run in RunDirectory.find(config)[-1:] if "diverged" in run.card), None)
+        newest = RunDirectory.find_runs(config)[-1:]
+        return next((run for run in newest if "diverged" in run.card), None)
 
     if run := find_diverged_run():
         return run

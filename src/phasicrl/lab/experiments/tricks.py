@@ -161,10 +161,9 @@ def make_ppo_detail_arms(
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
     changes |= _make_episode_arms(base, max_episode_steps) if max_episode_steps is not None else {}
     has_effect = {
-        name: on
-        for name, on in changes.items()
+        name: on for name, on in changes.items()
         if not any(path.startswith(unused_options) for path in on)
-    }
+    }  # fmt: skip
     return make_arms_with_base("PPO", base, has_effect)
 
 

@@ -83,7 +83,7 @@ class PolicyGraph(nn.Module):
         output = self.agent.forward_inputs(read, first.unsqueeze(1), state, mask)
         action = self.agent.policy_head.env_action(output.policy.mode()[:, 0])
         head = self.agent.policy_head
-        log_probs, mean, std = head.split_dist_params(output.policy.dist_params[:, 0])
+        log_probs, mean, std = head.split_log_probs_means_stds(output.policy.dist_params[:, 0])
         numbers = [log_probs] * (head.mask_size > 0) + [mean, std] * (head.num_continuous > 0)
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 

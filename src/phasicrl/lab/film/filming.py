@@ -75,7 +75,7 @@ def film_episodes(
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write_to_film(tile(images))
 
-        def on_choice(inputs: Any, distribution: Any, action: Tensor) -> None:
+        def film_step(inputs: Any, distribution: Any, action: Tensor) -> None:
             nonlocal strip
             returns[inputs.first] = 0
             if drawing is not None:
@@ -89,7 +89,7 @@ def film_episodes(
 
         played = run_agent(
             agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=on_choice, on_step=update_returns, on_last=write_frame, precision=precision,
+            on_choice=film_step, on_step=update_returns, on_last=write_frame, precision=precision,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)
 

@@ -65,7 +65,7 @@ class Overlay:
         draw.text((width / 2, unit / 3), f"value {float(value[index]):.4g}", _INK, font)
         top, bottom = 2 * unit, 5.5 * unit
         row = action[index, 0].reshape(-1)
-        log_probs, mean, std = self._head.split_dist_params(policy.dist_params[index, 0])
+        log_probs, mean, std = self._head.split_log_probs_means_stds(policy.dist_params[index, 0])
         gauges = self._place_gauges(row, mean, std)
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
         probabilities = log_probs.exp().tolist()[: _MAX_BARS - len(gauges)]

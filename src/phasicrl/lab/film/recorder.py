@@ -128,7 +128,7 @@ class Recorder:
                 path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
                 self._log.write_episode(path, env_steps=env_steps)
             except OSError as error:
-                self._log.message(f"warning: no table of steps: {error}")
+                self._log.show_message(f"warning: no table of steps: {error}")
         if not self._films:
             return
         try:
@@ -139,4 +139,4 @@ class Recorder:
             )  # fmt: skip
         except Exception as error:  # the environment's renderer may raise any error
             self._films = isinstance(error, OSError)  # a full disk may have room later
-            self._log.message(f"warning: no film: {error}")
+            self._log.show_message(f"warning: no film: {error}")

@@ -191,7 +191,7 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
 
 def _train_steps(config: Config, env_steps: int) -> RunDirectory:
     """Train a run to a number of steps, unless it is there or has diverged."""
-    for run in RunDirectory.find(config)[-1:]:
+    for run in RunDirectory.find_runs(config)[-1:]:
         if (rows := run.last_rows(1)) and rows[-1]["env_steps"] >= env_steps:
             return run
     return runner.train_or_resume(

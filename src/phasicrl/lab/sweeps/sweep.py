@@ -183,7 +183,7 @@ def run_sweep(
         search = read_options(Search, directory / SEARCH)
         importing = {"env", "env.id", "imports"} & search.values.keys()
         make_grid(search.base, {path: search.values[path] for path in importing})
-    unfinished = (folder for folder in folders if read_outcome(folder).state in UNFINISHED)
+    unfinished = (folder for folder in folders if read_trial_outcome(folder).state in UNFINISHED)
     if ray is None:
         train = partial(train_trial, threads=trials.divide_cores(jobs))
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
@@ -242,7 +242,7 @@ def _run_on_ray(
         ray.wait([*running], num_returns=len(running)) if running else None
 
 
-def read_outcome(folder: Path) -> Outcome:
+def read_trial_outcome(folder: Path) -> Outcome:
     """Read the outcome of a trial; without one, the state pending, running or stopped."""
     if (folder / OUTCOME).is_file():
         return read_options(Outcome, folder / OUTCOME)
@@ -307,7 +307,7 @@ def _list_changes(config: Config) -> list[str]:
 
 def _read_progress(folder: Path) -> tuple[str, int, float | None, float | None]:
     """Read state, steps, last return and score of the trial in a directory."""
-    outcome, steps, returns = read_outcome(folder), 0, list[float]()
+    outcome, steps, returns = read_trial_outcome(folder), 0, list[float]()
     for run in folder.glob("runs/*"):
         rows = RunDirectory(run).last_rows(5)  # in the last of which no episode may have ended
         steps += rows[-1]["env_steps"] if rows else 0
