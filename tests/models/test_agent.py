@@ -168,17 +168,12 @@ def test_policy_and_value_alone_spare_the_other_network() -> None:
     assert calls == ["value", "policy"]
 
 
-class CustomEncoder(nn.Module):
+def make_custom_encoder(num_features: Any = 7) -> nn.Module:
     """A user's encoder."""
-
-    def __init__(self, num_features: Any = 7) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 7)
-        if num_features is not None:
-            self.num_features = num_features
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return self.linear(obs)
+    encoder: Any = nn.Sequential(nn.Linear(6, 7))
+    if num_features is not None:
+        encoder.num_features = num_features
+    return encoder
 
 
 @every_path
@@ -186,7 +181,7 @@ def test_a_custom_encoder_replaces_the_configured_one(value_path: ValuePath) -> 
     made: list[nn.Module] = []
 
     def make_encoder(_: gym.Space[Any]) -> nn.Module:
-        made.append(CustomEncoder())
+        made.append(make_custom_encoder())
         return made[-1]
 
     model = {"encoder": "impala"}  # for images
@@ -199,7 +194,7 @@ def test_a_custom_encoder_replaces_the_configured_one(value_path: ValuePath) -> 
 @pytest.mark.parametrize("num_features", [None, "7", 7.0])
 def test_a_custom_encoder_without_its_width_is_refused(num_features: Any) -> None:
     with pytest.raises(ValueError, match="num_features"):
-        make_agent(make_encoder=lambda _: CustomEncoder(num_features))
+        make_agent(make_encoder=lambda _: make_custom_encoder(num_features))
 
 
 class Encoder(nn.Module):

@@ -114,6 +114,10 @@ def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> N
     assert not list(run.directory.glob("videos/*.mp4"))
 
 
+def shows(render: Callable[[Any], Any]) -> type[Drawn]:
+    return type("Shows", (Drawn,), {"render": render})
+
+
 @pytest.mark.parametrize("in_vector", [False, True])
 @pytest.mark.parametrize(
     ("largest", "kind", "channels"),
@@ -137,21 +141,15 @@ def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
 
 
 def test_images_that_change_their_size_are_refused(tmp_path: Path) -> None:
-    class Grows(Drawn):
-        def render(self) -> np.ndarray:
-            return np.zeros((16 + 2 * self._steps, 32, 3), np.uint8)
-
-    run = train(tiny(tmp_path), make_env=Grows)
-    with pytest.raises(ValueError, match=r"of Grows returned .*\(18, 32, 3\).* of one size"):
-        film(run.directory, make_env=Grows)
+    make_env = shows(lambda env: np.zeros((16 + 2 * env._steps, 32, 3), np.uint8))
+    run = train(tiny(tmp_path), make_env=make_env)
+    with pytest.raises(ValueError, match=r"of Shows returned .*\(18, 32, 3\).* of one size"):
+        film(run.directory, make_env=make_env)
 
 
 def test_the_newest_of_a_list_of_images_is_filmed(tmp_path: Path) -> None:
-    class Shows(Drawn):
-        def render(self) -> Any:
-            return [np.zeros((16, 32, 3), np.uint8), np.full((16, 32, 3), 200, np.uint8)]
-
-    make_env = partial(Shows, "rgb_array_list")
+    images = [np.zeros((16, 32, 3), np.uint8), np.full((16, 32, 3), 200, np.uint8)]
+    make_env = partial(shows(lambda _: images), "rgb_array_list")
     run = train(tiny(tmp_path), make_env=make_env)
     path, _ = film(run.directory, episodes=1, size=16, make_env=make_env)
     assert read_film(path, 16, 32).min() > 190
