@@ -187,7 +187,7 @@ def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> N
         film(run.directory, make_vector_env=vectors(Corridor))
 
     blind = type("Blind", (SyncVectorEnv,), {"render": lambda _: None})
-    message = r"returned an array \(\) of object; expected \[1, height, width, 3 or"
+    message = r"returned a NoneType, not an array; expected \[1, height, width, 3 or"
     with pytest.raises(ValueError, match=message):
         film(run.directory, make_vector_env=lambda num_envs: blind([Drawn] * num_envs))
 
