@@ -26,8 +26,8 @@ from phasicrl.lab.experiments.trials import (
     ResultTable,
     Row,
     Trial,
-    run_missing_trials,
     vary_seed,
+    yield_missing_trials,
 )
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.evaluate import evaluate
@@ -91,7 +91,7 @@ def main(
     """Run everything that the command line names, some runs at a time."""
     trials = make_trials(presets, range(first_seed, first_seed + seeds), runs)
     measure = partial(learning_row, threshold=threshold)
-    for trial in run_missing_trials(
+    for trial in yield_missing_trials(
         ResultTable(output, LEARNING_COLUMNS), trials, measure, jobs=jobs
     ):
         print(*trial.key, flush=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phasicrl.returns import (
-    complete_episode_mask,
     discounted_forward_return,
     explained_variance,
+    first_half_episode_mask,
     gae,
     monte_carlo_return,
     n_step_return,
@@ -258,7 +258,7 @@ def test_whole_episodes_by_hand() -> None:
     # row's second episode begins in step 6.
     first = flags("..x..x....", "x....x....", "x.....x...")
     ended = flags(".x..x....x", "....x....x", ".....x...x")
-    assert complete_episode_mask(first, ended).tolist() == (
+    assert first_half_episode_mask(first, ended).tolist() == (
         flags("..xxxxxxxx", "xxxxxxxxxx", "xxxxxx....").tolist()
     )
 
@@ -278,9 +278,9 @@ def test_the_first_episodes_by_hand() -> None:
     )
     for number in range(7):
         expected = sum((episode.int() for episode in episodes[:number]), torch.zeros(3, 10))
-        counts = complete_episode_mask(first, ended, max_episodes=number)
+        counts = first_half_episode_mask(first, ended, max_episodes=number)
         assert counts.tolist() == expected.bool().tolist()
-    assert complete_episode_mask(first, ended, max_episodes=99).equal(counts)
+    assert first_half_episode_mask(first, ended, max_episodes=99).equal(counts)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_the_first_episodes_by_hand() -> None:
 )
 def test_an_episode_that_does_not_fit_is_refused(first: Tensor, ended: Tensor) -> None:
     with pytest.raises(ValueError, match=r"ppo\.num_steps"):
-        complete_episode_mask(first, ended)
+        first_half_episode_mask(first, ended)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -1000.1, 3e7])

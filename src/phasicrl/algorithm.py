@@ -21,7 +21,7 @@ from phasicrl.training.run import Run
 def learn(run: Run) -> None:
     """Train until the budget of environment steps is spent or a callback returns "stop"."""
     learner, buffer = run.learner, run.buffer
-    run.start()
+    run.call_on_start()
     while run.env_steps < run.config.budget:
         if not buffer.is_full:  # else resumed in an auxiliary phase, or before one
             # Perform rollouts under the current policy π, and write them into the buffer B

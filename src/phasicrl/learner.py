@@ -184,11 +184,11 @@ class Learner:
         precision, world = self.executor.precision("policy"), self.executor.world
         return network_diagnostics(self.agent, obs, precision=precision, world=world)
 
-    def adapt_learning_rate(self, kl: float) -> None:
+    def adapt_learning_rate(self, minibatch_kl: float) -> None:
         """Adapt the learning rates of the policy phase to the KL of a minibatch."""
         ppo = self.config.ppo
         rate = ppo.learning_rate * self.lr_multiplier
-        rate = objectives.adapt_learning_rate(rate, kl, target=ppo.schedule_kl)
+        rate = objectives.adapt_learning_rate(rate, minibatch_kl, target=ppo.schedule_kl)
         self.lr_multiplier = rate / ppo.learning_rate
         self._set_learning_rates()
 
@@ -201,12 +201,12 @@ class Learner:
         weights = [torch.tensor(x, device=device) for x in (self.kl_coef, ppo.entropy_coef)]
         return [*weights, torch.tensor(ppo.clip or math.inf, dtype=torch.float64, device=device)]
 
-    def adapt_kl_penalty(self, kl: float) -> Record:
-        """Adapt the weight of the KL penalty to the KL of an epoch, and return the old weight."""
+    def adapt_kl_penalty(self, epoch_kl: float) -> Record:
+        """Adapt the weight of the KL penalty to the KL of an epoch; return the old one by metric."""
         used, target = self.kl_coef, self.config.ppo.kl_penalty_target
         if target is None:
             return {}
-        self.kl_coef = objectives.adapt_kl_coef(used, kl, target=target)
+        self.kl_coef = objectives.adapt_kl_coef(used, epoch_kl, target=target)
         return {"losses/kl_penalty": used}
 
     def step_settings(self, phase: Phase) -> StepSettings:

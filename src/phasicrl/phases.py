@@ -198,7 +198,7 @@ def compute_targets(
     # With `ppo.collect_by episodes`, steps outside complete episodes get the weight 0.
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
-        mask = returns.complete_episode_mask(*flags, max_episodes=ppo.max_episodes)
+        mask = returns.first_half_episode_mask(*flags, max_episodes=ppo.max_episodes)
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]

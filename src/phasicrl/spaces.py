@@ -382,7 +382,7 @@ def _parts(space: Space[Any]) -> list[tuple[str | int, Space[Any]]]:
 
 
 def assemble(space: Space[Any], values: Mapping[KeyPath, Any], path: KeyPath = ()) -> Any:
-    """Arrange the values of leaves in the structure of a space."""
+    """Arrange the values of all leaves, by path as in `leaves`, in the structure of a space."""
     if not _is_tree(space):
         return values[path]
     parts = [(key, assemble(part, values, (*path, key))) for key, part in _parts(space)]

@@ -249,7 +249,7 @@ def test_finite_sets_become_one_hot(
     space: gym.Space[Any], obs: list[Any], expected: list[Any]
 ) -> None:
     assert encoders.to_vector(torch.tensor(obs), space).tolist() == expected
-    assert encoders.flat_size(space) == len(expected[0])
+    assert encoders.vector_size(space) == len(expected[0])
     if space is not NUMBERS:
         config = ModelConfig(encoder="mlp", hidden_sizes=(5,))
         encoder = build_encoder(space, config, generator=Generator().manual_seed(0))

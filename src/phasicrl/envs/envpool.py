@@ -202,11 +202,11 @@ def make_step_and_reset(
         terminated = done & ~truncated if terminated_at is None else state[terminated_at]
         return obs, reward, terminated, truncated, dict(zip(infos, more, strict=True))
 
-    def reset_where(ended: np.ndarray) -> np.ndarray:
+    def reset_ended_envs(ended: np.ndarray) -> np.ndarray:
         pool._reset(env_ids[ended])
         return pool._recv()[places[0]]
 
-    return step, reset_where
+    return step, reset_ended_envs
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:

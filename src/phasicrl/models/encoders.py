@@ -182,7 +182,7 @@ class TreeEncoder(nn.Module):
         kind, init = ENCODERS[config.encoder], Initializer(config.init, generator)
         cnns = [kind(tuple(part.shape or ()), config, generator) for _, part in images]
         self.images = nn.ModuleList(cnns)
-        width = sum(flat_size(part) for _, part in self.numbers)
+        width = sum(vector_size(part) for _, part in self.numbers)
         self.dense = Dense(width, config, init, config.activation) if width else None
         networks = [*cnns, self.dense] if self.dense else cnns
         self.num_features = sum(network.num_features for network in networks)
@@ -213,7 +213,7 @@ class ObservationReader(nn.Module):
         self.parts = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm.statistics != "none":
-            size = sum(flat_size(part) for _, part in self.parts)
+            size = sum(vector_size(part) for _, part in self.parts)
             if not size:
                 given = f"obs_norm.statistics is {norm.statistics}, observation_space is {space}"
                 raise ValueError(f"{given}; expected none for observations without vectors")
@@ -249,7 +249,7 @@ class ObservationReader(nn.Module):
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """Return the observations with their normalized numbers replaced by `numbers`."""
-        widths = [flat_size(part) for _, part in self.parts]
+        widths = [vector_size(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
         values |= {
@@ -281,7 +281,7 @@ def check_image_range(space: gym.Space[Any]) -> None:
         raise ValueError(f"{given}; expected uint8, which is divided by 255, or at most 1")
 
 
-def flat_size(space: gym.Space[Any]) -> int:
+def vector_size(space: gym.Space[Any]) -> int:
     """Return the length V of the vector that `to_vector` makes of a part of an observation."""
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return sum(count_choices(space))

@@ -286,7 +286,7 @@ class RunDirectory:
             save_tensors(weights, temporary, about=about)
 
     def reject_special_files(self) -> None:
-        """Check that the directory and its subdirectories hold regular files only.
+        """Check that the directory and its direct subdirectories hold regular files only.
 
         Symbolic links could lead out of the directory, and reading a pipe could block.
 

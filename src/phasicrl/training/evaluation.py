@@ -87,9 +87,9 @@ class EpisodeTracker:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return lengths >= MAX_EPISODE
 
-    def finish_episodes(self, ended: Tensor, cut: Tensor) -> None:
-        """Finish the episodes that `ended`, `[B]` bool; those `cut` by a failure do not count."""
-        counted = ended & self.unfinished_envs & ~cut
+    def finish_episodes(self, ended: Tensor, failed: Tensor) -> None:
+        """Finish the episodes that `ended`, `[B]` bool; those of `failed` ones do not count."""
+        counted = ended & self.unfinished_envs & ~failed
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)
         self._left[counted] -= 1

@@ -152,7 +152,7 @@ class Run:
         """Wall-clock time of the run, including the time before it was resumed."""
         return self._seconds_before + time.perf_counter() - self._started
 
-    def start(self) -> None:
+    def call_on_start(self) -> None:
         """Call `on_start` of the callbacks."""
         with self.world.sync_errors("on_start"):
             self.callbacks.on_start(self)

@@ -75,7 +75,7 @@ def run_suite(
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: an interrupted suite is a comparison over fewer seeds.
     runs.sort(key=lambda run: run.config.seed)
-    for run in trials.run_missing_trials(table, runs, train_and_summarize, jobs=jobs):
+    for run in trials.yield_missing_trials(table, runs, train_and_summarize, jobs=jobs):
         on_trial(run)
     curves = make_curves(table.select(runs))
     title = f"{name}: {suite.description}"

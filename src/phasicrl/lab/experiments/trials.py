@@ -247,7 +247,7 @@ def yield_successes(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tu
         raise FailedTrialsError(number + "".join(failed))
 
 
-def run_missing_trials(
+def yield_missing_trials(
     table: ResultTable, trials: Sequence[Trial], run_trial: RunTrial, jobs: int = 1
 ) -> Iterator[Trial]:
     """Run the trials that are missing in a table, and yield each after its rows are written.

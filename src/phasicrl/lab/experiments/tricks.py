@@ -21,14 +21,14 @@ Arm = tuple[str, Config]
 """Name and configuration of one side of a comparison."""
 
 
-def make_arms(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+def make_arms(base: Config, changes_by_arm: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
     """Make the configurations of a comparison: one arm for each set of changes.
 
     Args:
         base: common configuration.
-        changes: changed options by name of the arm.
+        changes_by_arm: changed options by name of the arm.
     """
-    return [(name, base.with_updates(dict(on))) for name, on in changes.items()]
+    return [(name, base.with_updates(dict(on))) for name, on in changes_by_arm.items()]
 
 
 def make_arms_with_base(

@@ -200,7 +200,7 @@ def _train_steps(config: Config, env_steps: int) -> RunDirectory:
 
 
 def score_run(files: RunDirectory, env_steps: int) -> float:
-    """Return the mean return of a run after some steps, or the lowest of a diverged run.
+    """Return a run's mean return at `env_steps`, or its own lowest one if it ended before.
 
     NaN if no episode has ended.
     """
