@@ -4,13 +4,17 @@ usage: python benchmarks/agreement.py [--openai-ppg FOLDER] [--cleanrl FOLDER] [
     [--rsl-rl FOLDER] [--spinning-up FOLDER] [--baselines FOLDER] [--output FILE]
     [--mistake 1e-9]
 
+Features that no reference has are compared with the papers' formulas (references/formulas.py), and
+our compiled steps and two processes with our own run without (references/ourselves.py).
+
 FOLDER is a checkout of the reference. Nothing of it is changed or copied: it is imported, with
-stand-ins for what does not install (references/). Stable-Baselines3, and gym 0.23.1 for CleanRL's
-Procgen scripts, are those of the Python that runs this (peers/requirements-agreement.txt). Both
-sides start from the same weights, get the same made-up recording (observations, rewards, ends of
-episodes, actions) and take the samples in the same order; ours calls `phasicrl.algorithm.learn`.
-Everything runs in float32 and, by giving that name another meaning, in float64. Three minutes of
-processor time. `--mistake` multiplies our value loss by 1 + its value, to show how a mistake looks.
+stand-ins for what does not install (references/). Stable-Baselines3, its contrib, and gym 0.23.1
+for CleanRL's Procgen scripts are those of the Python that runs this
+(peers/requirements-agreement.txt). Both sides start from the same weights, get the same made-up
+recording (observations, rewards, ends of episodes, actions) and take the samples in the same order;
+ours calls `phasicrl.algorithm.learn`. Everything runs in float32 and, by giving that name another
+meaning, in float64. Eight minutes of processor time. `--mistake` multiplies our value loss by 1 +
+its value, to show how a mistake looks.
 
 The table has, for each quantity, the largest difference between theirs and ours over all updates
 and tensors: the norm of the difference, as a share of the distance that theirs has moved since the
@@ -52,8 +56,10 @@ REFERENCES = {
     "rsl-rl": "https://github.com/leggedrobotics/rsl_rl",
     "spinning-up": "https://github.com/openai/spinningup",
     "baselines": "https://github.com/openai/baselines",
+    "formulas": "benchmarks/references/formulas.py, here",
+    "ourselves": "here",
 }
-"""Repository of each."""
+"""Repository of each; formulas and our own plain run need none, and are always compared."""
 MARGIN = 10.0
 """Multiple of the noise up to which a difference agrees."""
 NEGLIGIBLE = {"float32": 10 * 2.0**-23, "float64": 1e-12}
@@ -173,10 +179,12 @@ def run_all(given: dict[str, Path], folder: Path) -> list[Row]:
         for name in given
     }
     every = [number for of_one in numbers.values() for number in of_one]
-    # This run draws the weights and the orders that all others read.
-    child("ours", "float32", folder, "-", every)
-    jobs = [("ours", "float64", folder, "-", every)]
-    jobs += [
+    # These runs draw the weights and the orders that all others read.
+    for ranks in (1, 2):
+        some = [number for number in every if CASES[int(number)].ranks == ranks]
+        for precision in NEGLIGIBLE:
+            child("ours", precision, folder, "-", some, ranks)
+    jobs = [
         (name, precision, folder, str(path), numbers[name])
         for name, path in given.items()
         for precision in NEGLIGIBLE
@@ -197,14 +205,18 @@ def run_all(given: dict[str, Path], folder: Path) -> list[Row]:
     ]
 
 
-def child(who: str, precision: str, folder: Path, path: str, numbers: list[str]) -> None:
-    """Run one side in a process of its own.
+def child(
+    who: str, precision: str, folder: Path, path: str, numbers: list[str], ranks: int = 1
+) -> None:
+    """Run one side in a process of its own, or in several.
 
     Raises:
         SystemExit: it failed; with the end of its output.
     """
     program = str(HERE / "references" / "child.py")
-    words = [sys.executable, "-W", "ignore", program, who, precision, str(folder), path, *numbers]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    words = [sys.executable, "-W", "ignore", *(torchrun if ranks > 1 else []), program]
+    words += [who, precision, str(folder), path, *numbers]
     print(f"running {who} in {precision}", file=sys.stderr, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
@@ -219,7 +231,7 @@ def describe(given: dict[str, Path]) -> dict[str, Any]:
             "repository": REFERENCES[name],
             "commit": f"version {version('stable_baselines3')}"
             if name == "sb3"
-            else find_commit(path) or "unknown",
+            else find_commit(HERE if path == Path("-") else path) or "unknown",
         }
         for name, path in given.items()
     }
@@ -244,6 +256,7 @@ def main(
 ) -> None:
     """Compare with the references given, print the table, and write all rows as JSON."""
     folders = (openai_ppg, cleanrl, Path("-") if sb3 else None, rsl_rl, spinning_up, baselines)
+    folders += (Path("-"), Path("-"))
     given = {name: path for name, path in zip(REFERENCES, folders, strict=True) if path}
     os.environ[MISTAKE] = str(mistake)  # read by the processes that run the two sides
     about = describe(given)  # before anything can be edited

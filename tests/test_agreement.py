@@ -85,6 +85,30 @@ def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleT
     assert all(np.array_equal(value, again.arrays[name]) for name, value in found.arrays.items())
 
 
+@pytest.mark.parametrize("name", ["LSTM", "masks", "normalized values", "PPO-EWMA", "recomputed"])
+def test_the_formulas_agree_with_our_side_in_float32(agreement: ModuleType, name: str) -> None:
+    case = next(x for x in agreement.CASES if x.name.startswith(name) and x.reference == "formulas")
+    case = dataclasses.replace(case, iterations=3)
+    ours = importlib.import_module("references.ours").Side("float32")
+    found, start, orders = ours.quantities(case, None)
+    formulas = importlib.import_module("references.formulas").Side(Path(), "float32")
+    theirs = formulas.quantities(case, start, orders, turned=False)
+    differences = agreement.largest(found.arrays, theirs.arrays)
+    assert len(differences) > 15
+    assert all(x < 1e-4 for name, x in differences.items() if not name.startswith("Adam's"))
+
+
+def test_masked_recordings_allow_their_actions(agreement: ModuleType) -> None:
+    playback = importlib.import_module("references.playback")
+    plain, masked = (
+        playback.record((playback.VECTOR, playback.FEW), 40, 2, ends="rules", masked=masked)
+        for masked in (False, True)
+    )
+    assert np.array_equal(plain.action, masked.action)
+    allowed = np.take_along_axis(masked.mask[:-1], masked.action[..., None], -1)
+    assert allowed.all() and not masked.mask.all()
+
+
 def test_an_episode_with_a_limit_is_cut_at_the_end_of_each_rollout(agreement: ModuleType) -> None:
     playback = importlib.import_module("references.playback")
     spaces = (playback.VECTOR, playback.FEW)

@@ -509,6 +509,8 @@ PROGRAMS = {
     "rsl-rl": "rsl_rl",
     "spinning-up": "Spinning Up",
     "baselines": "Baselines",
+    "formulas": "formulas",
+    "ourselves": "ours, uncompiled in one process",
 }
 """References of benchmarks/agreement.py."""
 AGREEMENT = {

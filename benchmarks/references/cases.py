@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from references import playback
 from references.playback import BUTTONS, FEW, FORCES, PICTURE, VECTOR, Recording, record
 
 MISTAKE = "AGREEMENT_MISTAKE"
@@ -48,6 +49,7 @@ class Case:
         settings: settings of their program.
         counts_from: weight of a variance of 1 in their initial reward statistics; ours start alike.
         minibatches: number in an epoch of the policy phase.
+        ranks: number of processes of ours.
         as_it_is: known differences are left.
         initial: compare the norms of initial weights, which do not depend on chance.
         value_gradient_in_aux: stop their value gradient in the policy phase only.
@@ -67,6 +69,7 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     counts_from: float | None = 1e-4
     minibatches: int = 8
+    ranks: int = 1
     as_it_is: bool = False
     initial: bool = True
     value_gradient_in_aux: bool = False
@@ -125,6 +128,10 @@ _STALE = (
     "its first auxiliary step of each phase takes the last policy gradient along, "
     "which is not set to zero: a bug"
 )
+_ROUNDING = (
+    "compiled, the divergence's gradient at the old policy, from which Adam of an auxiliary phase "
+    "starts, is rounding, and uncompiled exactly zero"
+)
 _EPSILON = "ours adds 1e-8 to the deviation that advantages are divided by, and theirs adds nothing"
 
 OPPG = Case(
@@ -146,6 +153,37 @@ BASELINES = Case(
     "VecNormalize and Runner", "baselines", "vec_normalize.py, runner.py",
     "compat-baselines-ppo-procgen", {}, 1, 8, 32, _PICTURES,
     settings={"gamma": 0.999, "reward_gamma": 0.99}, initial=False,
+)  # fmt: skip
+_SMALL = _PHASES | {
+    "env.observe": None, "env.num_envs": 4, "ppo.num_steps": 32, "ppo.policy_epochs": 2,
+    "ppo.value_epochs": 2, "ppo.schedule": "constant", "ppo.recompute_advantages": False,
+}  # fmt: skip
+_FORCES = {"spaces": (VECTOR, FORCES)}
+_EMA = {"obs_norm.statistics": "ema", "obs_norm.decay": 0.7, "obs_norm.from_first_rollout": False}
+_LAST = {"aux.iterations_per_epoch": 1, "aux.iterations_from": "last"}
+_FEATURES: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
+    ("LSTM in both networks", "cartpole-masked-velocity-ppg", {}, {}),
+    ("masks", "classic-ppg", {"masked": True, "spaces": (VECTOR, BUTTONS)}, {}),
+    ("normal distributions", "pendulum-ppg", _FORCES, {"obs_norm.statistics": "none"}),
+    ("normalized observations", "pendulum-ppg", _FORCES, {}),
+    ("normalized observations, by ema, from the second rollout", "pendulum-ppg", _FORCES, _EMA),
+    ("normalized values", "classic-ppg", {}, {"value_norm.statistics": "moments"}),
+    ("normalized values, by ema, of plain rewards", "classic-ppg", {},
+     {"value_norm.statistics": "ema", "value_norm.decay": 0.7, "reward_norm.per": "none"}),
+    ("PPO-EWMA", "classic-ppg", {}, {"ppo.proximal_decay": 0.9, "ppo.clip": 0.02}),
+    ("adaptive_kl", "classic-ppg", {}, {"ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 0.002}),
+    ("recomputed targets", "classic-ppg", {}, {"aux.recompute_targets": True}),
+    ("a part of a phase, N < N_π", "classic-ppg", {}, {"aux.iterations_per_epoch": 1}),
+    ("the last rollout of a phase, N < N_π", "classic-ppg", {}, _LAST),
+)  # fmt: skip
+FORMULAS = Case(
+    "PPG", "formulas", "formulas.py", "classic-ppg", {}, 5, 4, 32,
+    {"spaces": (VECTOR, FEW), "ends": "both"}, _SMALL, counts_from=None, initial=False,
+)  # fmt: skip
+_PLAIN = _SMALL | {"aux.learning_rate": 5e-3}  # so that divergences are no mere rounding
+OURSELVES = replace(
+    FORMULAS, name="beside compiled steps", reference="ourselves", program="ours.py",
+    changes=_PLAIN | {"compute.compile": "on"}, minibatches=4, by_design=_ROUNDING,
 )  # fmt: skip
 CASES = (
     OPPG,
@@ -184,6 +222,12 @@ CASES = (
         "ppo_procgen.py", "cleanrl", "ppo_procgen.py", "compat-cleanrl-ppo-procgen", IMPALA,
         2, 8, 8, _PICTURES, initial=False,
     ),
+    Case(
+        "ppo_atari_lstm.py", "cleanrl", "ppo_atari_lstm.py", "compat-cleanrl-ppo-atari",
+        IMPALA | {"memory": ("lstm",)}, 2, 8, 16,
+        _PICTURES | {"spaces": (playback.SCREEN, BUTTONS)},
+        {"model.memory": "lstm", "ppo.reward_clip": None, "env.options": {}}, minibatches=4,
+    ),
     PPG_SCRIPT,
     replace(
         PPG_SCRIPT, name="ppg_procgen.py, stale gradient and all", iterations=3, as_it_is=True,
@@ -192,6 +236,10 @@ CASES = (
     Case(
         "PPO", "sb3", "PPO", "compat-sb3-ppo", _SB3, 3, 2, 128,
         {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=32,
+    ),
+    Case(
+        "MaskablePPO", "sb3", "MaskablePPO", "compat-sb3-ppo", _SB3, 3, 2, 128,
+        {"spaces": (VECTOR, BUTTONS), "ends": "both", "masked": True}, minibatches=32,
     ),
     Case(
         "PPO, adaptive learning rate", "rsl-rl", "algorithms/ppo.py",
@@ -206,4 +254,10 @@ CASES = (
         BASELINES, name="VecNormalize and Runner, from their start", counts_from=None,
         by_design=_START,
     ),
+    FORMULAS,
+    *(replace(FORMULAS, name=name, preset=preset, changes=_SMALL | changes,
+              recording={**FORMULAS.recording, **recording})
+      for name, preset, recording, changes in _FEATURES),
+    OURSELVES,
+    replace(OURSELVES, name="beside two processes", changes=_PLAIN, ranks=2, by_design=""),
 )  # fmt: skip

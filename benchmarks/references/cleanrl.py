@@ -168,6 +168,7 @@ class Side:
         return torch_and_numpy(self.precision, of_numpy={"random": random}) | {
             "tyro": invented("tyro", cli=lambda kind: kind(**arguments)),
             "torch.utils.tensorboard": summary,
+            "cleanrl_utils.atari_wrappers": invented("", __getattr__=lambda name: _unwrapped),
             "gymnasium": _gymnasium(player, notes),
             "procgen": invented(
                 "procgen", ProcgenEnv=lambda **_: notes.begins_with(gym_env(player))
@@ -183,8 +184,8 @@ class Side:
         if len(order) == case.num_envs * case.num_steps:
             env, step = np.divmod(order, case.num_steps)
             order, size = step * case.num_envs + env, len(order) // case.minibatches
-        else:
-            size = 4
+        else:  # of a rollout, or of a phase
+            size = len(order) // case.minibatches if len(order) == case.num_envs else 4
         return order.reshape(-1, size)[:, ::-1].reshape(-1) if turned else order
 
 
@@ -254,6 +255,7 @@ def _gymnasium(player: Player, notes: Notes) -> Any:
     make = playbacks(player.recording)
     wrappers = stand_in(
         gymnasium.wrappers,
+        **dict.fromkeys(("ResizeObservation", "GrayScaleObservation", "FrameStack"), _unwrapped),
         NormalizeObservation=lambda env: env,
         TransformObservation=lambda env, function: gymnasium.wrappers.TransformObservation(
             env, function, env.observation_space
@@ -266,3 +268,8 @@ def _gymnasium(player: Player, notes: Notes) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _unwrapped(env: Any, *_: Any, **__: Any) -> Any:
+    """Return the environment in place of wrapping it for Atari."""
+    return env

@@ -23,6 +23,7 @@ class Recording:
         truncated: `[N, B]`, cut.
         action: `[N, B]` or `[N, B, K]`.
         spaces: of observations and actions.
+        mask: `[N + 1, B, A]`, allowed actions; None if all are.
     """
 
     obs: np.ndarray
@@ -32,6 +33,7 @@ class Recording:
     truncated: np.ndarray
     action: np.ndarray
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
+    mask: np.ndarray | None = None
 
     @property
     def ended(self) -> np.ndarray:
@@ -39,8 +41,9 @@ class Recording:
         return self.terminated | self.truncated
 
 
-PICTURE, VECTOR = (
+PICTURE, SCREEN, VECTOR = (
     gym.spaces.Box(0, 255, (32, 32, 3), np.uint8),
+    gym.spaces.Box(0, 255, (1, 84, 84), np.uint8),
     gym.spaces.Box(-10, 10, (7,), np.float32),
 )
 BUTTONS, FEW, FORCES = (
@@ -58,6 +61,7 @@ def record(
     ends: str,
     limit: int = 12,
     rollout: int = 0,
+    masked: bool = False,
     seed: int = 0,
 ) -> Recording:
     """Make up experience.
@@ -70,12 +74,15 @@ def record(
             `limit`: those that reach `limit` are cut.
         limit: most steps of an episode, for `limit`.
         rollout: for `limit`: an episode reaches its limit at each multiple of so many steps.
+        masked: whether some actions are not allowed.
         seed: seed of everything.
     """
     random = np.random.default_rng(seed)
     observation, action = spaces
     shape = (num_steps + 1, num_envs, *(observation.shape or ()))
-    if observation.dtype == np.uint8:
+    if observation is SCREEN:
+        obs, final = (random.integers(0, 256, shape, np.uint8) for _ in range(2))
+    elif observation.dtype == np.uint8:
         obs, final = (_pictures(random, shape) for _ in range(2))
     else:
         obs, final = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
@@ -97,8 +104,14 @@ def record(
         actions = random.standard_normal((num_steps, num_envs, *(action.shape or ()))).astype(
             np.float32
         )
+    mask = None
+    if masked:
+        choices = np.arange(action.n)  # type: ignore[attr-defined]  # it is discrete
+        mask = random.random((*shape[:2], len(choices))) < 0.5
+        mask[:-1] |= choices == actions[..., None]
+        mask[-1] = True
     return Recording(
-        obs, final[:-1], reward.astype(np.float32), terminated, truncated, actions, spaces
+        obs, final[:-1], reward.astype(np.float32), terminated, truncated, actions, spaces, mask
     )
 
 
@@ -162,7 +175,15 @@ class Playback(gym.Env[np.ndarray, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the first observation of the next episode."""
-        return self.recording.obs[self.at, self.number].copy(), {}
+        return self.recording.obs[self.at, self.number].copy(), self._info()
+
+    def get_action_meanings(self) -> list[str]:
+        """Return nothing, as CleanRL's script for Atari asks."""
+        return []
+
+    def _info(self) -> dict[str, Any]:
+        mask = self.recording.mask
+        return {} if mask is None else {"action_mask": mask[self.at, self.number]}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Return the recorded step."""
@@ -170,7 +191,7 @@ class Playback(gym.Env[np.ndarray, Any]):
         one = self.recording
         obs = one.final_obs[n, i] if one.ended[n, i] else one.obs[self.at, i]
         ends = bool(one.terminated[n, i]), bool(one.truncated[n, i])
-        return obs.copy(), float(one.reward[n, i]), *ends, {}
+        return obs.copy(), float(one.reward[n, i]), *ends, self._info()
 
 
 def playbacks(recording: Recording, *, first: int = 0) -> Callable[[], Playback]:
@@ -215,7 +236,8 @@ class Played:
     def env_method(
         self, method_name: str, *args: Any, indices: Any = None, **options: Any
     ) -> list[Any]:
-        return [None] * self.player.num_envs
+        mask: Any = self.player.recording.mask  # MaskablePPO asks for masks only
+        return list(mask[self.player.at])
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False] * self.player.num_envs

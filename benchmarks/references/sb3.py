@@ -45,14 +45,17 @@ class Side:
                 continue
         random = stand_in(np.random, permutation=lambda number: self.orders.pop(0))
         substitutes = torch_and_numpy(precision, of_numpy={"random": random})
-        self.ppo = fresh_import("stable_baselines3.ppo.ppo", substitutes)
+        self.kinds = {
+            "PPO": fresh_import("stable_baselines3.ppo.ppo", substitutes).PPO,
+            "MaskablePPO": fresh_import("sb3_contrib.ppo_mask.ppo_mask", substitutes).MaskablePPO,
+        }
         self.vec_env = fresh_import("stable_baselines3.common.vec_env", substitutes)
         self.policy = fresh_import("stable_baselines3.common.on_policy_algorithm", substitutes)
 
     def quantities(
         self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool
     ) -> Quantities:
-        """Run `PPO.learn` with its defaults.
+        """Run `PPO.learn` or `MaskablePPO.learn` with its defaults.
 
         Args:
             case: the comparison.
@@ -66,7 +69,7 @@ class Side:
         ]
         player, found = Player(case.experience()), Quantities()
         with draws_given(player.action), losses_noted() as losses, optimizers_noted() as adams:
-            model = self.ppo.PPO(
+            model = self.kinds[case.program](
                 "MlpPolicy",
                 played(self.vec_env.VecEnv, player, self.precision),
                 n_steps=case.num_steps,

@@ -76,10 +76,14 @@ def torch_and_numpy(
 
 
 def compute_in(precision: str) -> None:
-    """Make tensors in this precision from here on, also by `tensor.float()`."""
+    """Make tensors in this precision from here on, also by `tensor.float()`.
+
+    `tensor.double()` stays a copy, as it is of 32 bits.
+    """
     if precision == "float64":
         torch.set_default_dtype(torch.float64)
         torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+        torch.Tensor.double = lambda x: x.to(torch.float64, copy=True)  # type: ignore[method-assign]
 
 
 def fresh_import(name: str, substitutes: dict[str, Any]) -> Any:

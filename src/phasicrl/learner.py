@@ -202,7 +202,7 @@ class Learner:
         return [*weights, torch.tensor(ppo.clip or math.inf, dtype=torch.float64, device=device)]
 
     def adapt_kl_penalty(self, epoch_kl: float) -> Record:
-        """Adapt the weight of the KL penalty to the KL of an epoch; return the old one by metric."""
+        """Adapt the weight of the KL penalty; return the old weight as a metric, if it adapts."""
         used, target = self.kl_coef, self.config.ppo.kl_penalty_target
         if target is None:
             return {}

@@ -339,7 +339,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     monkeypatch.setattr(phases, "perf_counter", lambda: calls.append("clock") or 0.0)
     run.executor.synchronize()
     assert calls == [], "there is nothing to wait for on a CPU"
-    monkeypatch.setattr(run.executor, "wait", lambda: calls.append("wait"))
+    monkeypatch.setattr(run.executor, "synchronize", lambda: calls.append("wait"))
     rollout = run.collect(run.buffer.next_rollout())
     calls.clear()
     phases.policy_phase(run.learner, rollout)
