@@ -47,9 +47,10 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     own = "tests.corridor:corridor"
-    words = ("--output-dir", str(tmp_path), *SMALL, "--env.id", "corridor")
+    words = ("--output-dir", str(tmp_path), *SMALL[:2], *SMALL[4:])
     assert main(["train", "classic-ppo", *words, "--make-env", own]) == 0
     (run,) = map(str, tmp_path.iterdir())
+    assert "corridor" in Path(run).name
     for line in (f"evaluate {run} --episodes 2", f"resume {run}", f"train --from {run}"):
         command = line.split()
         text = error_of(capsys, *command)

@@ -111,7 +111,7 @@ class Learner:
         return norm.statistics != "none" and norm.from_first_rollout and self.iteration == 0
 
     def start_iteration(self) -> Record:
-        """Count the iteration, apply the schedules, and return the rates of the policy phase."""
+        """Count the iteration, apply the schedules, and return the values as metrics."""
         progress = self.iteration * self.config.batch_size / self.config.budget
         self.scheduled = self.config.with_schedules(self.schedule, progress)
         self.iteration += 1
@@ -121,6 +121,10 @@ class Learner:
         record = {"charts/learning_rate": rates[0]}
         if self.config.ppo.value_learning_rate is not None:
             record["charts/value_learning_rate"] = rates[1]
+        if self.schedule or self.config.ppo.clip_schedule != "constant":
+            record["charts/clip"] = self.scheduled.ppo.clip or math.inf
+        if self.schedule or self.config.ppo.entropy_schedule != "constant":
+            record["charts/entropy_coef"] = self.scheduled.ppo.entropy_coef
         return record
 
     def restore_advantage_moments(self) -> EmaMoments | None:

@@ -122,6 +122,8 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
     agent, obs = load(run, make_env=make_env), np.zeros(3, np.float32)
     with pytest.raises(ValueError, match="mask is missing"):
         agent.act(obs)
+    with pytest.raises(ValueError, match="one allowed choice"):
+        agent.act(obs, mask=[False, False, False])
     mask = [True, True, False]
     agent.act(obs, mask=mask)
     with pytest.raises(ValueError, match="2 observations are given after 1"):

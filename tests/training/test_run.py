@@ -366,7 +366,8 @@ def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_gene
 
 
 def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
-    apart = {"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "ppo.value_learning_rate": 1e-3}
+    apart = {"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "ppo.value_learning_rate": 1e-3,
+             "ppo.clip_schedule": "linear", "ppo.entropy_schedule": "linear"}  # fmt: skip
     steered = {"ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 0.01}
     tested = {
         "evaluation.every_iterations": 1, "evaluation.episodes": 1, "evaluation.levels": "both",
@@ -719,15 +720,20 @@ def test_a_hook_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
         train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: answer)
 
 
+@pytest.mark.parametrize("is_schedule_given", [False, True])
 def test_a_stopped_run_names_the_call_that_resumes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, is_schedule_given: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(run: Run, record: object) -> None:
         raise KeyboardInterrupt
 
     config = tiny(tmp_path).with_updates({"log.console": "plain"})
     with pytest.raises(KeyboardInterrupt):
-        train(config, make_env=corridor, callbacks=interrupt)
+        others: Any = {"schedule": lambda _: {}} if is_schedule_given else {}
+        train(config, make_env=corridor, callbacks=interrupt, **others)
     (folder,) = tmp_path.iterdir()
-    call = re.findall(r"`(phasicrl\.resume.*?)` continues", capsys.readouterr().out)
-    assert call == [f"phasicrl.resume({str(folder)!r}, make_env=…)"]
+    (call,) = re.findall(r"`(.*?)` continues", capsys.readouterr().out)
+    if is_schedule_given:
+        assert call == f"phasicrl.resume({str(folder)!r}, make_env=…, schedule=…)"
+    else:
+        assert call == f"phasicrl resume {folder} --make-env tests.corridor:corridor"

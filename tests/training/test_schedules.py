@@ -60,6 +60,22 @@ def test_options_follow_their_schedules(tmp_path: Path, ours: Any, others: Any) 
         assert found["entropy_coef"] == pytest.approx(0.03 * x)
 
 
+def test_scheduled_values_are_metrics(tmp_path: Path) -> None:
+    rows = train(tiny(tmp_path), make_env=corridor, schedule=halve_clip).files.metrics()
+    assert [row["charts/clip"] for row in rows] == pytest.approx([0.2, 0.175, 0.15, 0.125])
+    assert {row["charts/entropy_coef"] for row in rows} == {0.01}
+    assert "charts/clip" not in train(tiny(tmp_path), make_env=corridor).files.metrics()[0]
+
+
+def test_a_run_that_cannot_start_leaves_no_directory(tmp_path: Path) -> None:
+    """TensorBoard's thread writes while the directory is removed, unless it is ended before."""
+    config = tiny(tmp_path).with_updates({"log.tensorboard": True})
+    for _ in range(5):
+        with pytest.raises(ValueError, match="schedule returns"):
+            train(config, make_env=corridor, schedule=lambda _: {"ppo.gamma": 0.9})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_schedules_end_at_zero() -> None:
     for shape in SHAPES.values():
         assert shape(0.0) == 1 and shape(0.5) == pytest.approx(0.5) and shape(1.0) == 0

@@ -21,7 +21,7 @@ class ProximalPolicy:
     """Exponentially weighted average of an agent's policy (openai/ppo-ewma, ppg.py:169-190).
 
     The weights after each gradient step count `decay` times as much as those after the next one;
-    the initial weights count as much as those after the first step.
+    the initial weights count `decay` times as much as those after the first step.
 
     Args:
         agent: trained agent, whose weights are averaged and observation statistics shared.

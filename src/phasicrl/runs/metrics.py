@@ -35,6 +35,8 @@ METRICS: dict[str, str] = {
     "charts/learned_fraction": "Fraction of steps that `ppo.collect_by` learns from (0 to 1).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
+    "charts/clip": "Clip range ε in the iteration, where it has a schedule (no unit).",
+    "charts/entropy_coef": "Weight of the entropy bonus, where it has a schedule (no unit).",
     "losses/policy_loss": "Negative surrogate without the entropy bonus (units of advantages).",
     "losses/value_loss": "Half the squared error of values (units of value heads, squared).",
     "losses/entropy": "Entropy of the policy (nats).",

@@ -14,12 +14,18 @@ from torch import Generator
 from phasicrl.config import Config, Precision
 from phasicrl.envs.checks import MASK
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.masks import flatten_mask
+from phasicrl.masks import find_fully_blocked, flatten_mask
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.spaces import ActionLayout, ObservationLayout, get_part, map_leaves
+from phasicrl.spaces import (
+    ActionLayout,
+    ObservationLayout,
+    count_choices,
+    get_part,
+    map_leaves,
+)
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
 from phasicrl.training.evaluation import AgentInput, choose_actions
@@ -124,6 +130,8 @@ class TrainedAgent:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
             rows = [flatten_mask(self.action_space, each) for each in mask]
+            if find_fully_blocked(count_choices(self.action_space), np.stack(rows)):
+                raise ValueError(f"mask is {mask}; expected one allowed choice in each component")
             masks = torch.from_numpy(np.stack(rows))
         return AgentInput(stored, self._first, self._state, masks), is_batch
 

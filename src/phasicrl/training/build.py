@@ -90,7 +90,7 @@ def start_run(
     if runs := [files for files in runs if files.checkpoints]:
         return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
-    with ExitStack() as resources, ExitStack() as undo:
+    with ExitStack() as undo, ExitStack() as resources:  # logs are closed before their removal
         signals = resources.enter_context(Signals(world.request_end))
 
         def make_directory() -> RunDirectory:
@@ -342,11 +342,19 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> lis
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
     unused = find_unused_options(config, envs, backend)
-    return [
-        f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
-        f"no effect without {what}"
-        for what in dict.fromkeys(unused.values())
-    ] + _describe_unclipped_actions(config, envs)
+    return (
+        [
+            f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
+            f"no effect without {what}"
+            for what in dict.fromkeys(unused.values())
+        ]
+        + _describe_unclipped_actions(config, envs)
+        + [
+            f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
+            f"{config.aux_phase_interval}); expected more total_env_steps"
+        ]
+        * (config.num_iterations < config.aux_phase_interval)
+    )
 
 
 def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:

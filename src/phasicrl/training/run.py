@@ -483,8 +483,12 @@ class Run:
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
             call = f"phasicrl resume {self.directory}"
-            if objects := [f"{name}=…" for name, each in self.user.items() if each is not None]:
-                call = f"phasicrl.resume({str(self.directory)!r}, {', '.join(objects)})"
+            objects = {name: _name(each) for name, each in self.user.items() if each is not None}
+            if objects.keys() == {"make_env"} and not objects["make_env"].startswith("__main__"):
+                call += f" --make-env {objects['make_env']}"
+            elif objects:
+                given = ", ".join(f"{name}=…" for name in objects)
+                call = f"phasicrl.resume({str(self.directory)!r}, {given})"
             hint = f"`{call}` continues from {saved[-1].name}"
         self.metrics_log.show_message(
             f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}"
