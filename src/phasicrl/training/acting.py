@@ -129,10 +129,10 @@ class TrainedAgent:
         if needs_mask and self._mask_size:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
-            rows = [flatten_mask(self.action_space, each) for each in mask]
-            if find_fully_blocked(count_choices(self.action_space), np.stack(rows)):
+            rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
+            if find_fully_blocked(count_choices(self.action_space), rows):
                 raise ValueError(f"mask is {mask}; expected one allowed choice in each component")
-            masks = torch.from_numpy(np.stack(rows))
+            masks = torch.from_numpy(rows)
         return AgentInput(stored, self._first, self._state, masks), is_batch
 
 

@@ -342,19 +342,16 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> lis
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
     unused = find_unused_options(config, envs, backend)
-    return (
-        [
-            f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
-            f"no effect without {what}"
-            for what in dict.fromkeys(unused.values())
-        ]
-        + _describe_unclipped_actions(config, envs)
-        + [
-            f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
-            f"{config.aux_phase_interval}); expected more total_env_steps"
-        ]
-        * (config.num_iterations < config.aux_phase_interval)
-    )
+    messages = [
+        f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
+        f"no effect without {what}"
+        for what in dict.fromkeys(unused.values())
+    ]
+    messages += _describe_unclipped_actions(config, envs)
+    if config.num_iterations < config.aux_phase_interval:
+        text = f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
+        messages.append(f"{text}{config.aux_phase_interval}); expected more total_env_steps")
+    return messages
 
 
 def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:
