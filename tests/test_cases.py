@@ -69,9 +69,9 @@ def test_actions_out_of_bounds_name_the_option_that_clips(
     play(tmp_path, bounded, **{"action.squash": "clip"})
 
 
-@pytest.mark.parametrize("answer", [False, np.bool_(False), True, "Stop"])
+@pytest.mark.parametrize("answer", [False, np.bool_(False), True, "Stop", "STOP", {"a": 1.0}])
 def test_a_callback_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
-    with pytest.raises(ValueError, match=r"on_iteration returned .*expected 'stop' or None"):
+    with pytest.raises(ValueError, match=r"on_iteration returned .*; expected 'stop' or None"):
         train(tiny(tmp_path), make_env=Lamp, callbacks=lambda *_: answer)
 
 

@@ -714,12 +714,6 @@ def test_a_misspelled_object_is_named_before_anything_is_made(
     assert not (tmp_path / "more").exists()
 
 
-@pytest.mark.parametrize("answer", [True, "STOP", {"custom": 1.0}])
-def test_a_hook_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
-    with pytest.raises(ValueError, match=r"on_iteration returned .*; expected 'stop' or None"):
-        train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: answer)
-
-
 @pytest.mark.parametrize("is_schedule_given", [False, True])
 def test_a_stopped_run_names_the_call_that_resumes_it(
     tmp_path: Path, is_schedule_given: bool, capsys: pytest.CaptureFixture[str]
