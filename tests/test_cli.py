@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,12 +23,16 @@ from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training import evaluate as evaluation
 from phasicrl.training.run import Run
-from tests.helpers import TRAIN, stop_at
+from tests.helpers import TRAIN, corridor, stop_at
 
 SMALL = [
     *["--total-env-steps", "256", "--env.id", "gymnasium:CartPole-v1", "--env.num-envs", "4"],
     *["--ppo.num-steps", "16", "--log.no-tensorboard"],
 ]
+
+
+UNNAMED = partial(corridor)
+"""Has no `__name__`, as functions have."""
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
@@ -51,6 +55,8 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     assert main(["train", "classic-ppo", *words, "--make-env", own]) == 0
     (run,) = map(str, tmp_path.iterdir())
     assert "corridor" in Path(run).name
+    others = ["--output-dir", str(tmp_path / "others"), *words[2:]]
+    assert main(["train", "classic-ppo", *others, "--make-env", "tests.test_cli:UNNAMED"]) == 0
     for line in (f"evaluate {run} --episodes 2", f"resume {run}", f"train --from {run}"):
         command = line.split()
         text = error_of(capsys, *command)

@@ -272,7 +272,7 @@ def _train(words: list[str]) -> None:
     objects, words = _parse_objects(words)
     options, config = parse_config_and_options(words, "train", _TrainOptions)
     if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
-        config = config.with_updates({"env.id": objects["make_env"].__name__})
+        config = config.with_updates({"env.id": getattr(objects["make_env"], "__name__", "own")})
     from phasicrl.algorithm import train
     from phasicrl.system.signals import handle_preemption
 
