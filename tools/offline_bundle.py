@@ -76,8 +76,8 @@ def unpack(archive: Path, site: Path, families: Sequence[str]) -> None:
         with zipfile.ZipFile(archive) as wheel:
             wheel.extractall(site, [name for name in wheel.namelist() if is_wanted(name, families)])
         return
-    with tarfile.open(archive) as source, tempfile.TemporaryDirectory() as folder:
-        source.extractall(folder, filter="data")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
         (root,) = Path(folder).iterdir()
         for package in (root / "src" if (root / "src").is_dir() else root).iterdir():
             if (package / "__init__.py").is_file() and package.name != "tests":
