@@ -76,6 +76,7 @@ class Scripted:
     observation_space: gym.Space[Any] = gym.spaces.Box(-100, 100, (3,), np.float32)
     action_space: gym.Space[Any] = gym.spaces.Discrete(4)
     exact_state: ExactState = "none"
+    has_final_obs = True
     mask_size = 0
     action_mask: Tensor | None = None
     device = torch.device("cpu")

@@ -100,6 +100,12 @@ class Collector:
                 values = self.executor.infer_in_batches(rollout.segments(), self._compute_value)
                 rollout.value.copy_(values)
             self._fill_next_values(rollout, truncations)
+            # Without its final observation, a truncated episode ends one step earlier, at the last
+            # observation that is known, and its last step is not trained on.
+            if rollout.weight is not None:
+                known = (~rollout.truncated).float()
+                rollout.weight.copy_(known / gather(known).mean())
+                rollout.truncated[:, :-1] = rollout.truncated[:, :-1] | rollout.truncated[:, 1:]
         with self.executor.world.sync_errors("a rollout"):
             _require_finite(
                 policy=rollout.log_prob,
@@ -193,15 +199,11 @@ class Collector:
             truncated: `[T, B]` bool.
             finals: final observations and memory states `[B, …]` of steps that ended episodes.
         """
-        envs_of_step: dict[int, list[int]] = {}
-        for t, env in truncated.nonzero().tolist() if finals else ():
-            envs_of_step.setdefault(t, []).append(env)
         truncations: list[Truncation] = []
-        for t, envs in envs_of_step.items():
-            (final_obs, state), rows = finals[t], torch.tensor(envs)
-            env_index = self.executor.upload(rows)
-            obs = self.executor.upload(final_obs[rows.to(final_obs.device)])
-            truncations.append((t, env_index, obs, state[env_index]))
+        for t in truncated.any(1).nonzero().flatten().tolist() if finals else ():
+            (final_obs, state), rows = finals[t], truncated[t].nonzero().flatten()
+            envs, obs = map(self.executor.upload, (rows, final_obs[rows]))
+            truncations.append((t, envs, obs, state[envs]))
         return truncations
 
     def _recompute_memory(

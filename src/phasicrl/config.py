@@ -302,6 +302,10 @@ class PPOConfig(_Group):
     """Recompute values, advantages and targets before each epoch after the first (Tianshou)."""
     bootstrap_truncation: bool = True
     """Bootstrap at time limits (Pardo et al. 2018); off: treat them as terminations (OPPG)."""
+    truncation_value: Literal["final_obs", "rsl_rl"] = "final_obs"
+    """Value of a truncated episode's end.
+    `final_obs`: of its final observation (Pardo et al. 2018).
+    `rsl_rl`: of the observation before its last step, which is biased (rsl_rl)."""
     policy_epochs: _Int = 1
     """Number of policy epochs E_π over each rollout (PPO paper, algorithm 1; PPG paper: 1)."""
     value_epochs: _Count = 1

@@ -161,8 +161,10 @@ class AuxiliaryLoss:
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)
         aux_value, value, target = map(agent.scale_for_loss, values)
-        aux_loss = objectives.value_loss(aux_value, target).mean()
-        real_loss = objectives.value_loss(value, target).mean()
+        aux_loss = objectives.weighted_mean(
+            objectives.value_loss(aux_value, target), samples.weight
+        )
+        real_loss = objectives.weighted_mean(objectives.value_loss(value, target), samples.weight)
         terms = {
             "losses/aux/kl_loss": kl,
             "losses/aux/aux_value_loss": aux_loss,
@@ -195,10 +197,13 @@ def compute_targets(
     rollout.value_target.copy_(value_target)
     weight, record = None, {}
     values_and_targets = tuple(map(world.all_gather_cat, (rollout.value, rollout.value_target)))
-    # With `ppo.collect_by episodes`, steps outside complete episodes get the weight 0.
+    # Steps without a target, or outside complete episodes with `ppo.collect_by episodes`, get the
+    # weight 0.
+    mask = None if rollout.weight is None else world.all_gather_cat(rollout.weight) > 0
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
         mask = returns.first_half_episode_mask(*flags, max_episodes=ppo.max_episodes)
+    if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
@@ -286,6 +291,8 @@ def _estimate_advantage_and_target(
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
     # Without a value function, returns stop at the end of the rollout.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
+    if ppo.truncation_value == "rsl_rl":
+        next_value = torch.where(rollout.truncated, value, next_value)
     if ppo.estimator == "gae":
         advantage = returns.gae(
             reward, value, next_value, *ends, gamma=gamma, gae_lambda=ppo.gae_lambda

@@ -144,6 +144,8 @@ class AuxiliarySamples(Samples):
 
     old_dist_params: Float[Tensor, "S L P"]
     """Parameters of the policy before the phase."""
+    weight: Float[Tensor, "S L"] | None = None
+    """Weight of each step in the value losses, 0 where the target is unknown; None if all count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ class Rollout:
         value_target: value targets V̂, filled in by `compute_targets`, or recomputed since.
         reward_scale: divisor of the rewards that the collected `value` and `next_value` were
             trained on, equal in all environments; 0 if unknown.
+        weight: 0 where an episode was cut and its final observation is unknown, else 1; None if
+            final observations are known.
     """
 
     obs: Shaped[Tensor, "B T *shape"]
@@ -180,6 +184,7 @@ class Rollout:
     next_value: Float[Tensor, "B T"]
     value_target: Float[Tensor, "B T"]
     reward_scale: Float[Tensor, " B"]
+    weight: Float[Tensor, "B T"] | None = None
 
     def segments(self) -> Samples:
         """Return the rollout's B segments of T steps: inputs of the networks and value targets."""
@@ -250,6 +255,7 @@ class PhaseBuffer:
         action_dtype: dtype of actions.
         state_size: width of the memory's state.
         num_actions: width of the action mask; None without masks.
+        has_weights: whether steps have weights, see `Rollout`.
         device: device of the tensors.
     """
 
@@ -257,7 +263,7 @@ class PhaseBuffer:
         self, num_rollouts: int, num_envs: int, num_steps: int, *,
         obs_shape: tuple[int, ...], obs_dtype: torch.dtype,
         action_shape: tuple[int, ...], action_dtype: torch.dtype,
-        state_size: int, num_actions: int | None, device: torch.device,
+        state_size: int, num_actions: int | None, has_weights: bool = False, device: torch.device,
     ) -> None:  # fmt: skip
         self.num_rollouts = num_rollouts
         self.num_filled = 0
@@ -282,6 +288,7 @@ class PhaseBuffer:
             next_value=zeros(),
             value_target=zeros(),
             reward_scale=zeros(steps=()),
+            weight=zeros() if has_weights else None,
         )
 
     @property
@@ -315,10 +322,10 @@ class PhaseBuffer:
 
         `old_dist_params` are parameters of the policy before the auxiliary phase.
         """
-        phase = self.segments()
+        phase, weight = self.segments(), self.rollouts.weight
         samples = AuxiliarySamples(
             phase.obs, phase.first, phase.state, phase.action_mask, phase.value_target,
-            old_dist_params,
+            old_dist_params, None if weight is None else weight.flatten(0, 1),
         )  # fmt: skip
         num_envs = len(samples) // self.num_rollouts
         return samples.take(slice(-(num_last or self.num_rollouts) * num_envs, None))

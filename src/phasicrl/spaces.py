@@ -263,6 +263,17 @@ class ActionLayout:
             values[path] = part.astype(leaf.dtype)
         return assemble(self.space, values)
 
+    def unflatten_tensor(self, action: Tensor) -> Any:
+        """Convert flat actions to tensors `[B, …]` in the space's structure, int64 or float32."""
+        rows, values = action.reshape(len(action), len(self._names)), dict[KeyPath, Any]()
+        for path, leaf, columns in self._leaves:
+            part = rows[:, columns].reshape(len(rows), *(leaf.shape or ()))
+            part = part.float() if isinstance(leaf, Box) else part.long()
+            if (start := _start(leaf)).any():
+                part = part + part.new_tensor(start)
+            values[path] = part
+        return assemble(self.space, values)
+
     def describe_out_of_bounds(self, action: np.ndarray) -> str:
         """Describe the first number of flat actions `[B, K]` beyond its `Box`; "" if none is."""
         for path, leaf, _ in self._leaves:
@@ -439,6 +450,11 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         finite = array[np.isfinite(array)]
         given = f"an observation with {max(finite.min(), finite.max(), key=abs):.3g}{location}"
         raise ValueError(f"{given}, which is too large for float32") from None
+
+
+def discrete_range(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first number and the number of choices of a discrete part; 0 for other kinds."""
+    return _start(space), _num_choices(space)
 
 
 def _start(space: Space[Any]) -> np.ndarray:

@@ -23,6 +23,7 @@ from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices
 from tests.envs import counting
 from tests.envs.acting import draw_action
+from tests.envs.simulators import RestoredEnvs, TensorEnvs
 from tests.helpers import assert_same, differences, skip_without_envpool
 
 B = 3
@@ -59,9 +60,21 @@ CUSTOM_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], str, bool]] = {
     "vector, next step, masked": (counting.MaskedInFlatInfo, "NextStep", True),
 }
 """Custom vector environments: kind, autoreset mode, and whether they copy observations."""
+TENSORS: dict[str, tuple[type[TensorEnvs], type[gym.Env[Any, Any]], str]] = {
+    "tensors, raw": (RestoredEnvs, counting.Counting, "raw"),
+    "tensors, raw, structured": (TensorEnvs, counting.Structured, "raw"),
+    "tensors, raw, masked": (TensorEnvs, counting.MaskedInFlatInfo, "raw"),
+    "tensors, same step": (TensorEnvs, counting.Counting, "same step"),
+    "tensors, same step, masked": (TensorEnvs, counting.MaskedInFlatInfo, "same step"),
+}
+"""Simulators: class, kind of the environments, and how the end of an episode is handed over."""
 
 
 def make(case: str, seed: int = 1) -> VectorEnv:
+    if case in TENSORS:
+        simulator, kind, end = TENSORS[case]
+        config = EnvConfig(id="simulated", num_envs=B)
+        return make_envs(config, seed=seed, make_vector_env=lambda n: simulator(kind, n, end))
     if case in CUSTOM_VECTOR:
         kind, mode, copies = CUSTOM_VECTOR[case]
 
@@ -116,7 +129,7 @@ def play(env: VectorEnv, num_steps: int) -> Played:
     return played
 
 
-@pytest.fixture(params=[*CASES, *CUSTOM_VECTOR], scope="module")
+@pytest.fixture(params=[*CASES, *CUSTOM_VECTOR, *TENSORS], scope="module")
 def case(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -273,9 +286,11 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
 
 REPLAYED = (
     "procgen", "envpool cartpole", "envpool atari", "envpool pendulum", "envpool mujoco",
-    "gymnasium", "gymnasium processes",
+    "gymnasium", "gymnasium processes", "tensors, raw",
 )  # fmt: skip
-NOT_REPLAYED = ("envpool dm_control", "envpool minigrid", "envpool jumanji", *CUSTOM_VECTOR)
+NOT_REPLAYED = (
+    "envpool dm_control", "envpool minigrid", "envpool jumanji", *CUSTOM_VECTOR, *list(TENSORS)[1:],
+)  # fmt: skip
 """All others count their episodes, which a replay does not restore: that is noticed."""
 
 
@@ -286,7 +301,8 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
     for _ in range(120):
         obs = envs.step(draw_action(envs, rng)).obs
     state = copy.deepcopy(envs.state_dict())
-    assert envs.exact_state == ("none" if case in NOT_REPLAYED else "replay")
+    method = "snapshot" if case in TENSORS else "replay"
+    assert envs.exact_state == ("none" if case in NOT_REPLAYED else method)
     assert (state is None) == (case in NOT_REPLAYED)
     if state is not None:
         twin = make(case)

@@ -137,6 +137,7 @@ class NumpyVectorEnv:
 
     device = torch.device("cpu")
     exact_state: ExactState = "none"
+    has_final_obs = True
     step_seconds: float = STEP_SECONDS
     reset_seconds: float = RESET_SECONDS
     remedy = ""

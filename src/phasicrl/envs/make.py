@@ -20,7 +20,7 @@ from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.envs.vector import CustomVectorEnv, MakeVectorEnv
+from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
 from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
 from phasicrl.envs.wrappers import PartialObservation
 
@@ -46,8 +46,8 @@ def make_envs(
         first_env: index of the first environment among those of all ranks.
         make_env: function that makes a custom environment (Gymnasium's `Env`), whose name is then
             `config.id`.
-        make_vector_env: function of a number of environments that makes a custom vector environment
-            (Gymnasium's `VectorEnv`).
+        make_vector_env: function of a number of environments that makes a custom vector
+            environment, Gymnasium's `VectorEnv` or a `Simulator`.
         whole_games: whether to drop EnvPool's options that end episodes early or change rewards.
 
     Raises:
@@ -61,7 +61,7 @@ def make_envs(
     with closing(Watchdog(config.id)) as watchdog:
         watchdog.call = "its start", 2 * RESET_SECONDS
         if make_vector_env is not None:
-            envs = CustomVectorEnv(make_vector_env, config, local)
+            envs = make_custom_envs(make_vector_env, config, local)
         elif make_env is not None:
             envs = GymnasiumEnv(make_env, config.id, config, local)
         else:

@@ -71,6 +71,8 @@ class VectorEnv(Protocol):
             without masks, and before the first reset.
         exact_state: method by which `state_dict` restores the environments exactly: `snapshot`,
             `replay` of the episode, or `none`, with which a resumed run starts new episodes.
+        has_final_obs: whether final observations of truncated episodes are known; else the last
+            step of such an episode is not trained on.
     """
 
     name: str
@@ -81,6 +83,7 @@ class VectorEnv(Protocol):
     mask_size: int
     action_mask: Tensor | None
     exact_state: ExactState
+    has_final_obs: bool
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -34,11 +34,34 @@ from phasicrl.envs.checks import (
     make_env_properties,
     warn_of_extra_keys,
 )
+from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices
 
-MakeVectorEnv = Callable[[int], gym.vector.VectorEnv[Any, Any, Any]]
-"""Function that makes a vector environment of a number of environments."""
+MakeVectorEnv = Callable[[int], Any]
+"""Function that makes a vector environment of a number of environments.
+
+Its result is one of Gymnasium's `VectorEnv`, with NumPy arrays or tensors, or a `Simulator`."""
+
+
+def make_custom_envs(
+    make_vector_env: MakeVectorEnv, config: EnvConfig, local: RankEnvs
+) -> CustomVectorEnv | TensorVectorEnv:
+    """Make a custom vector environment, of arrays or of tensors.
+
+    Raises:
+        ValueError: the spaces are not supported.
+        EnvError: the result is not a vector environment of that size, or it cannot be made or
+            reset.
+    """
+    with convert_errors(f"{config.id}: make_vector_env()"), torch.random.fork_rng():
+        vector = make_vector_env(local.num_envs)
+        if (size := getattr(vector, "num_envs", None)) != local.num_envs:
+            text = f"returned a {type(vector).__name__} with num_envs {size}"
+            raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
+    if hasattr(vector, "device"):
+        return TensorVectorEnv(config.id, vector, config, local)
+    return CustomVectorEnv(vector, config, local)
 
 
 class CustomVectorEnv(NumpyVectorEnv):
@@ -49,20 +72,15 @@ class CustomVectorEnv(NumpyVectorEnv):
 
     remedy = "repair the vector environment"
 
-    def __init__(self, make_vector_env: MakeVectorEnv, config: EnvConfig, local: RankEnvs) -> None:
-        """Make the vector environment and reset it with the seed `seed + first_env`.
+    def __init__(self, vector: Any, config: EnvConfig, local: RankEnvs) -> None:
+        """Reset the vector environment with the seed `seed + first_env`.
 
         Raises:
             ValueError: the spaces are not supported.
-            EnvError: the result is not a vector environment of that size, or it cannot be made or
-                reset.
+            EnvError: the autoreset mode is missing, or a reset fails.
         """
-        name, num_envs = config.id, local.num_envs
+        name, self._vector = config.id, vector
         with convert_errors(f"{name}: make_vector_env()"):
-            self._vector: Any = make_vector_env(num_envs)
-            if (size := getattr(self._vector, "num_envs", None)) != num_envs:
-                text = f"returned a {type(self._vector).__name__} with num_envs {size}"
-                raise Invalid(f"{text}; expected a VectorEnv of {num_envs} environments")
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
         properties = make_env_properties(name, *spaces)
@@ -74,7 +92,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         self._from_obs = source == "observation"
         properties = replace(properties, mask_source=source, use_masks=config.action_masks)
         self._properties = properties
-        super().__init__(name, num_envs, properties)
+        super().__init__(name, local.num_envs, properties)
 
     def _reset(self) -> FirstObs:
         with convert_errors(f"{self.name}: reset()"):

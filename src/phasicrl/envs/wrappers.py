@@ -29,7 +29,7 @@ class _VectorEnvWrapper:
         self.name, self.num_envs, self.device = envs.name, envs.num_envs, envs.device
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
         self.exact_state: ExactState = envs.exact_state
-        self.mask_size = envs.mask_size
+        self.mask_size, self.has_final_obs = envs.mask_size, envs.has_final_obs
         self.action_mask: Tensor | None = None
         self.state_dict, self.close = envs.state_dict, envs.close
 

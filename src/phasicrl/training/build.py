@@ -316,12 +316,14 @@ def _check_evaluation_envs(config: Config, files: RunDirectory, envs: VectorEnv)
 
 def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     """Make the buffer of a phase, on the agent's device."""
-    layout, head = agent.reader.layout, agent.policy_head
+    layout, head, ppo = agent.reader.layout, agent.policy_head, config.ppo
+    needs_final_obs = ppo.bootstrap_truncation and ppo.truncation_value == "final_obs"
     return PhaseBuffer(
         config.rollouts_per_phase, envs.num_envs, config.ppo.num_steps,
         obs_shape=layout.shape, obs_dtype=torch.from_numpy(np.empty(0, layout.dtype)).dtype,
         action_shape=head.action_shape, action_dtype=head.action_dtype,
-        state_size=agent.state_size, num_actions=envs.mask_size or None, device=head.order.device,
+        state_size=agent.state_size, num_actions=envs.mask_size or None,
+        has_weights=needs_final_obs and not envs.has_final_obs, device=head.order.device,
     )  # fmt: skip
 
 
@@ -348,6 +350,9 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> lis
         for what in dict.fromkeys(unused.values())
     ]
     messages += _describe_unclipped_actions(config, envs)
+    if config.ppo.truncation_value == "rsl_rl":
+        text = "warning: ppo.truncation_value is rsl_rl, which biases values at time limits"
+        messages.append(f"{text}; expected final_obs, unless rsl_rl's numbers are reproduced")
     if config.num_iterations < config.aux_phase_interval:
         text = f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
         messages.append(f"{text}{config.aux_phase_interval}); expected more total_env_steps")

@@ -58,6 +58,8 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
     flag_unless(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
                 "ppo.bootstrap_truncation value_norm.")
+    flag_unless(ppo.baseline and ppo.bootstrap_truncation, "ppo.bootstrap_truncation",
+                "ppo.truncation_value")
     flag_unless(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
     flag_unless(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
     flag_unless(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")

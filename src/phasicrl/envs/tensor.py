@@ -1,0 +1,265 @@
+"""Environments of simulators that hand over tensors, thousands at once. Kind: effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import gymnasium as gym
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.config import EnvConfig
+from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.checks import (
+    MASK,
+    Invalid,
+    check_tuple,
+    close_env,
+    convert_errors,
+    make_env_properties,
+)
+from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.spaces import (
+    ActionLayout,
+    ObservationLayout,
+    count_choices,
+    discrete_range,
+    format_location,
+    get_part,
+)
+
+CHECK_EVERY = 16
+"""Number of steps between checks of the numbers on a GPU, for which a check has to wait."""
+
+
+class Simulator(Protocol):
+    """B environments with the interface of Gymnasium's `VectorEnv`, and tensors for arrays.
+
+    Observations `[B, …]` (or a dict or tuple of them), actions, rewards `[B]` and flags `[B]` bool
+    are on one device. `info` may have the entry `action_mask`, `[B, A]` bool. Tensors may be views
+    of the simulator's memory: they are copied.
+
+    An episode's end is handled in one of two ways:
+
+    - `step` never resets, and there is a method `reset_rows(ended)`. It resets the environments
+      where `ended` `[B]` is true, and returns observations and `info` of all environments, of which
+      only those of ended episodes are read.
+    - `step` resets ended environments, and returns their final observations as `info["final_obs"]`,
+      `[B, …]`, valid in the rows of ended episodes. If it cannot, `has_final_obs` is False.
+
+    A simulator whose `get_state()` returns tensors by name, from which `set_state(state)` restores
+    all environments, is resumed exactly. What it draws from PyTorch's global generators is saved
+    without its help.
+
+    Attributes:
+        num_envs: number of environments B.
+        device: device of all tensors.
+        single_observation_space: observation space of one environment.
+        single_action_space: action space of one environment.
+    """
+
+    num_envs: int
+    device: torch.device | str
+    single_observation_space: gym.Space[Any]
+    single_action_space: gym.Space[Any]
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, Mapping[str, Any]]:
+        """Reset every environment, and return observations and `info`."""
+        ...
+
+    def step(self, action: Any) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+        """Step every environment; return obs, reward, terminated, truncated and `info`."""
+        ...
+
+
+class TensorVectorEnv:
+    """`VectorEnv` over a simulator.
+
+    PyTorch's global generators have a state of their own in its calls, so that neither side changes
+    the other's random numbers.
+
+    Attributes:
+        has_final_obs: whether the final observations of ended episodes are handed over.
+    """
+
+    def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:
+        """Reset the simulator; the first `reset` returns that result.
+
+        Raises:
+            ValueError: the spaces are not supported.
+            EnvError: the simulator cannot be reset.
+        """
+        self.name, self.num_envs = name, simulator.num_envs
+        self.device = torch.device(simulator.device)
+        self.action_mask: Tensor | None = None
+        self._simulator: Any = simulator
+        self._resets_rows = hasattr(simulator, "reset_rows")
+        self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
+        self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
+        spaces = simulator.single_observation_space, simulator.single_action_space
+        properties = make_env_properties(name, *spaces)
+        self.observation_space = properties.observation_space
+        self.action_space = properties.action_space
+        self._layout = ObservationLayout(self.observation_space)
+        # First number and number of choices of each discrete part of an observation.
+        self._ranges = {
+            leaf.path: [torch.as_tensor(x, device=self.device) for x in discrete_range(leaf.space)]
+            for leaf in self._layout.leaves
+        }
+        self._actions = ActionLayout(self.action_space)
+        seed = local.seed + local.first_env
+        devices = {self.device, torch.device("cpu")}
+        self._random = {each: Generator(each).manual_seed(seed).get_state() for each in devices}
+        self._num_steps = 0
+        self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
+        self._current: Tensor | None = None
+        self._widths = list(count_choices(self.action_space))
+        with self._call("reset()"):
+            obs, info = check_tuple(simulator.reset(seed=seed), 2)
+            self.mask_size = sum(self._widths) if config.action_masks and MASK in info else 0
+            self._first: tuple[Tensor, Tensor | None] | None = (
+                self._pack(obs), self._read_mask(info),
+            )  # fmt: skip
+
+    def reset(self) -> Tensor:
+        """Reset every environment and return the first observations `[B, …]`."""
+        if self._first is None:
+            with self._call("reset()"):
+                obs, info = check_tuple(self._simulator.reset(), 2)
+                self._first = self._pack(obs), self._read_mask(info)
+        current, self._first = self._first, None
+        return self._set_current(*current)
+
+    def step(self, action: Tensor) -> TimeStep:
+        """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
+        if self._current is None:
+            raise EnvError(f"{self.name}: step() before reset() or after close(). Call reset()")
+        self._num_steps += 1
+        is_on_cpu = self.device.type == "cpu"  # else checks would wait for the device
+        if is_on_cpu:
+            allowed = None if self.action_mask is None else self.action_mask.numpy()
+            self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
+        with self._call("step()"):
+            result = self._simulator.step(self._actions.unflatten_tensor(action))
+            given_obs, *given, info = check_tuple(result, 5)
+            kinds = (torch.float32, torch.bool, torch.bool)
+            names = ("reward", "terminated", "truncated")
+            rows = zip(given, kinds, names, strict=True)
+            reward, terminated, truncated = (
+                self._copy(x, (), kind, what) for x, kind, what in rows
+            )
+            ended = terminated | truncated
+            obs, mask = self._pack(given_obs), self._read_mask(info)
+            self._is_valid &= reward.isfinite().all()
+            final_obs = None
+            if is_on_cpu and not ended.any():
+                pass
+            elif self._resets_rows:
+                final_obs = obs
+                given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
+                # Rows that go on keep what the step returned: a reset may change them, too.
+                first, first_mask = self._pack(given_obs, ended), self._read_mask(info)
+                obs = torch.where(_expand(ended, obs), first, obs)
+                if mask is not None and first_mask is not None:
+                    mask = torch.where(_expand(ended, mask), first_mask, mask)
+            elif self.has_final_obs:
+                if "final_obs" not in info:
+                    text = "returned no info['final_obs']; expected it, or a method reset_rows"
+                    raise Invalid(f"{text}, or has_final_obs = False")
+                final_obs = self._pack(info["final_obs"], ended)
+            self._set_current(obs, mask)
+            if (is_on_cpu or self._num_steps % CHECK_EVERY == 0) and not self._is_valid:
+                text = f"returned, up to step {self._num_steps}, an observation or reward that is"
+                raise Invalid(f"{text} not finite or outside its space, or a mask without choice")
+        # Where both flags are set, the episode ended by its rules.
+        truncated &= ~terminated
+        return TimeStep(
+            obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
+        )
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state that restores the environments exactly, if the simulator has one."""
+        if self._current is None or self.exact_state == "none":
+            return None
+        random = {str(device): state for device, state in self._random.items()}
+        current = {"obs": self._current, "mask": self.action_mask}
+        return {"simulator": self._simulator.get_state(), "random": random} | current
+
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        """Restore the result of `state_dict`, and return the current observations `[B, …]`."""
+        with self._call("set_state()"):
+            given = {name: values.to(self.device) for name, values in state["simulator"].items()}
+            self._simulator.set_state(given)
+        self._random = {torch.device(device): x for device, x in state["random"].items()}
+        self._first, mask = None, state["mask"]
+        mask = None if mask is None else mask.to(self.device)
+        return self._set_current(state["obs"].to(self.device), mask)
+
+    def close(self) -> None:
+        """Close the simulator; further calls do nothing."""
+        simulator, self._simulator, self._current = self._simulator, None, None
+        if hasattr(simulator, "close"):
+            close_env(self.name, simulator)
+
+    @contextmanager
+    def _call(self, call: str) -> Iterator[None]:
+        """Call the simulator: with random numbers of its own, and its errors named."""
+        gpus = [device for device in self._random if device.type == "cuda"]
+        with convert_errors(f"{self.name}: {call}"), torch.random.fork_rng(devices=gpus):
+            torch.set_rng_state(self._random[torch.device("cpu")])
+            for device in gpus:
+                torch.cuda.set_rng_state(self._random[device], device)
+            yield
+            self._random = {device: _random_state(device) for device in self._random}
+
+    def _pack(self, obs: Any, rows: Tensor | None = None) -> Tensor:
+        """Copy observations `[B, …]` in their storage format; note whether `rows` are valid."""
+        parts = []
+        for leaf in self._layout.leaves:
+            name, dtype = f"obs{format_location(leaf.path)}", getattr(torch, leaf.dtype.name)
+            part = self._copy(get_part(obs, leaf.path), leaf.shape, dtype, name)
+            parts.append(part)
+            if dtype == torch.int64:
+                start, num = self._ranges[leaf.path]
+                part -= start
+                valid = (part >= 0) & (part < num)
+            elif dtype == torch.float32:
+                valid = part.isfinite()
+            else:
+                continue
+            self._is_valid &= (valid if rows is None else valid | ~_expand(rows, valid)).all()
+        if not self._layout.is_tree:
+            return parts[0]
+        return torch.cat([part.reshape(self.num_envs, -1).view(torch.uint8) for part in parts], 1)
+
+    def _copy(self, values: Any, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:
+        """Return a copy of a tensor `[B, *shape]` that the simulator may change later."""
+        shape = (self.num_envs, *shape)
+        if not isinstance(values, Tensor) or values.shape != shape:
+            given = f"of type {type(values).__name__}"
+            if isinstance(values, Tensor):
+                given = f"of shape {tuple(values.shape)}"
+            raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
+        return values.to(self.device, dtype, copy=True)
+
+    def _read_mask(self, info: Mapping[str, Any]) -> Tensor | None:
+        if not self.mask_size:
+            return None
+        return self._copy(info.get(MASK), (self.mask_size,), torch.bool, f"info[{MASK!r}]")
+
+    def _set_current(self, obs: Tensor, mask: Tensor | None) -> Tensor:
+        self._current, self.action_mask = obs, mask
+        for part in () if mask is None else mask.split(self._widths, 1):
+            self._is_valid &= part.any(1).all()
+        return obs
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _expand(rows: Tensor, like: Tensor) -> Tensor:
+    """Return `rows` `[B]` as `[B, 1, …]`, with as many axes as `like`."""
+    return rows.view(-1, *(1,) * (like.dim() - 1))

@@ -1,0 +1,127 @@
+"""Simulators of tensors: what the contract's tests do not see."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import phasicrl
+from phasicrl.config import EnvConfig
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import EnvError, VectorEnv
+from tests.envs import counting
+from tests.envs.simulators import RestoredEnvs, TensorEnvs
+from tests.helpers import assert_same_run, stop_at, tiny, tiny_aux
+
+
+def make(simulator: Any, num_envs: int = 2) -> VectorEnv:
+    config = EnvConfig(id="simulated", num_envs=num_envs)
+    return make_envs(config, seed=1, make_vector_env=lambda _: simulator)
+
+
+class Wrong(TensorEnvs):
+    """Replaces one of the values of its third step."""
+
+    def __init__(self, which: int, value: Any) -> None:
+        super().__init__(counting.Counting, 2, "raw")
+        self._which, self._value, self._time = which, value, 0
+
+    def step(self, action: Any) -> Any:
+        values, self._time = list(super().step(action)), self._time + 1
+        if self._time == 3:
+            values[self._which] = self._value
+        return tuple(values)
+
+
+@pytest.mark.parametrize(
+    ("which", "value", "message"),
+    [
+        (0, torch.tensor([[0.0, 1, 2], [math.nan, 0, 0]]), "not finite"),
+        (0, torch.zeros(2, 4), r"obs of shape \(2, 4\); expected .*\(2, 3\)"),
+        (0, np.zeros((2, 3)), "obs of type ndarray; expected a tensor"),
+        (0, {"pixels": torch.zeros(2, 3)}, "obs of type dict; expected a tensor"),
+        (1, torch.tensor([math.inf, 0]), "not finite"),
+        (1, torch.zeros(2, 1), r"reward of shape \(2, 1\)"),
+        (2, torch.tensor(False), "terminated of shape"),
+        (3, None, "truncated of type NoneType"),
+    ],
+)
+def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
+    envs = make(Wrong(which, value))
+    envs.reset()
+    with pytest.raises(EnvError, match=f"^simulated: step.*{message}"):
+        for _ in range(3):
+            envs.step(torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_discrete_observation_outside_of_its_space_is_found() -> None:
+    class Stages(TensorEnvs):
+        def step(self, action: Any) -> Any:
+            obs, *others = super().step(action)
+            obs["more"][0][1] = 11  # counted from two, nine of them
+            return obs, *others
+
+    envs = make(Stages(counting.Structured, 2, "raw"))
+    envs.reset()
+    with pytest.raises(EnvError, match="outside its space"):
+        envs.step(torch.zeros(2, 5))
+
+
+def test_a_mask_that_allows_nothing_is_found() -> None:
+    class Blocked(TensorEnvs):
+        def step(self, action: Any) -> Any:
+            *others, info = super().step(action)
+            info["action_mask"][1, 4:] = False
+            return *others, info
+
+    envs = make(Blocked(counting.MaskedInFlatInfo, 2, "same step"))
+    envs.reset()
+    with pytest.raises(EnvError, match="mask without choice"):
+        assert envs.action_mask is not None
+        parts = envs.action_mask.int().split([4, 3], 1)
+        envs.step(torch.stack([part.argmax(1) for part in parts], 1))
+
+
+def test_the_end_of_an_episode_has_to_be_handed_over() -> None:
+    class Silent(TensorEnvs):
+        def step(self, action: Any) -> Any:
+            *others, _ = super().step(action)
+            return *others, {}
+
+    envs = make(Silent(counting.Counting, 2, "same step"))
+    envs.reset()
+    with pytest.raises(EnvError, match=r"final_obs.*reset_rows.*has_final_obs"):
+        for _ in range(5):
+            envs.step(torch.zeros(2, dtype=torch.int64))
+
+
+def test_neither_side_changes_the_other_sides_random_numbers() -> None:
+    drawn: list[list[Tensor]] = []
+    for others in range(2):
+        torch.manual_seed(5)
+        envs = make(TensorEnvs(counting.Counting, 2, "raw"))
+        envs.reset()
+        for _ in range(4):
+            torch.rand(others)  # the trainer's own
+            envs.step(torch.zeros(2, dtype=torch.int64))
+        state = torch.get_rng_state()
+        expected = torch.manual_seed(5).get_state() if not others else state
+        assert torch.equal(state, expected)
+        drawn.append([envs._random[torch.device("cpu")]])  # type: ignore[attr-defined]
+    assert torch.equal(drawn[0][0], drawn[1][0])
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path, iteration: int) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())
+    make_vector_env = lambda num_envs: RestoredEnvs(counting.PlainCounting, num_envs, "raw")  # noqa: E731
+    whole = phasicrl.train(config, make_vector_env=make_vector_env)
+    part = phasicrl.train(config, make_vector_env=make_vector_env, callbacks=stop_at(iteration))
+    rest = phasicrl.resume(part.directory, make_vector_env=make_vector_env)
+    assert_same_run(whole, rest)

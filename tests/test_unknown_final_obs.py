@@ -1,0 +1,148 @@
+"""Truncated episodes whose final observation is unknown, and rsl_rl's value of their ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import phasicrl
+from phasicrl.config import AuxConfig, PPOConfig
+from phasicrl.objectives import value_loss, weighted_mean
+from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets
+from phasicrl.rollout import PhaseBuffer, Rollout
+from phasicrl.runs.directory import RunDirectory
+from tests import test_collect
+from tests.envs.counting import PlainCounting
+from tests.envs.simulators import TensorEnvs
+from tests.helpers import rows_of, tiny, tiny_aux
+from tests.test_collect import B, K, T, make_agent, make_collector
+
+GAMMA, LAMBDA = 0.9, 0.8
+PPO = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, advantage_norm="none")
+
+
+class Lost(test_collect.Scripted):
+    """The script without final observations."""
+
+    has_final_obs = False
+
+    def step(self, action: Tensor) -> phasicrl.envs.protocol.TimeStep:
+        return dataclasses.replace(super().step(action), final_obs=None)
+
+
+def collect() -> PhaseBuffer:
+    collector = make_collector(Lost())
+    buffer = PhaseBuffer(
+        K, B, T, obs_shape=(3,), obs_dtype=torch.float32, action_shape=(),
+        action_dtype=torch.int64, state_size=0, num_actions=None, has_weights=True,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    for _ in range(K):
+        collector.collect(buffer.next_rollout())
+    return buffer
+
+
+def slow_targets(rollout: Rollout, ends: list[str], env: int) -> dict[int, float]:
+    """V̂ by definition, of each step that is trained on; λ-returns are computed from the end."""
+    value = [*rollout.value[env].tolist(), float(rollout.next_value[env, -1])]
+    found: dict[int, float] = {}
+    later = None  # λ-return of the next step; None where the episode does not go on within reach
+    for t in reversed(range(T)):
+        reward = float(rollout.reward[env, t])
+        if ends[t] == "t":  # unknown; the episode ends before, in the state that was seen last
+            later = None
+            continue
+        if ends[t] == "x":
+            target = reward
+        elif later is None:
+            target = reward + GAMMA * value[t + 1]
+        else:
+            target = reward + GAMMA * ((1 - LAMBDA) * value[t + 1] + LAMBDA * later)
+        found[t] = later = target
+    return found
+
+
+def test_the_episode_ends_at_the_last_state_that_is_known() -> None:
+    buffer = collect()
+    for slot in range(K):
+        rollout = buffer.rollout(slot)
+        samples, record = compute_targets(rollout, rollout.reward, PPO)
+        assert samples.weight is not None
+        trained = 0
+        for env, script in enumerate(test_collect.SCRIPT):
+            expected = slow_targets(rollout, list(script[slot * T : (slot + 1) * T]), env)
+            weights = samples.weight[env]
+            assert sorted(expected) == weights.nonzero().flatten().tolist()
+            for t, target in expected.items():
+                assert float(rollout.value_target[env, t]) == pytest.approx(target, abs=1e-4)
+            trained += len(expected)
+        assert float(samples.weight.mean()) == pytest.approx(1)
+        assert record["charts/learned_fraction"] == pytest.approx(trained / (B * T))
+
+
+def test_what_is_unknown_moves_no_loss() -> None:
+    """Whatever stands in the cells of unknown steps: losses and gradients are the same."""
+    agent = make_agent(value_path="separate")
+    full = make_agent(value_path="shared")
+    full.aux_value_head = torch.nn.Linear(32, 1)
+    losses = []
+    for rubbish in (0.0, 1e6):
+        buffer = collect()
+        rollout = buffer.rollout(0)
+        unknown = rollout.weight == 0
+        assert unknown.any() and not unknown.all()
+        rollout.reward[unknown] = rubbish
+        samples, _ = compute_targets(rollout, rollout.reward, PPO)
+        coefficients = [torch.tensor(x) for x in (0.0, 0.0, 0.2)]
+        loss = PolicyPhaseLoss(agent, PPO, with_policy=True, with_value=True)
+        total, terms = loss(samples.as_transitions(), *coefficients)
+        gradients = torch.autograd.grad(total, list(agent.parameters()), allow_unused=True)
+        for slot in range(1, K):
+            compute_targets(buffer.rollout(slot), buffer.rollout(slot).reward, PPO)
+        phase = buffer.auxiliary_samples(torch.zeros(K * B, T, 4))
+        joint, aux_terms = AuxiliaryLoss(full, AuxConfig())(phase.as_transitions())
+        losses.append([total, joint, *terms.values(), *aux_terms.values(), *gradients])
+    for one, other in zip(*losses, strict=True):
+        assert one is other or torch.equal(one, other)
+
+
+def test_the_value_loss_is_the_mean_over_known_steps() -> None:
+    rollout = collect().rollout(0)
+    samples, _ = compute_targets(rollout, rollout.reward, PPO)
+    each = value_loss(torch.zeros(B, T), samples.value_target)
+    known = samples.weight > 0 if samples.weight is not None else torch.ones(0)
+    assert torch.allclose(weighted_mean(each, samples.weight), each[known].mean())
+
+
+def test_rsl_rl_bootstraps_from_the_observation_before_the_last_step() -> None:
+    """By hand: r + γ V(s_t) where an episode was cut, and the same as before elsewhere."""
+    ppo = dataclasses.replace(PPO, truncation_value="rsl_rl", gae_lambda=0.0)
+    collector = make_collector()
+    buffer = collect()
+    rollout = buffer.rollout(0)
+    rollout = dataclasses.replace(rollout, weight=None)
+    collector.collect(rollout)
+    compute_targets(rollout, rollout.reward, ppo)
+    cut, done = rollout.truncated, rollout.terminated
+    following = torch.where(cut, rollout.value, rollout.next_value)
+    expected = rollout.reward + GAMMA * torch.where(done, 0.0, following)
+    assert cut.any() and done.any()
+    assert torch.allclose(rollout.value_target, expected)
+    assert not torch.allclose(rollout.value[cut], rollout.next_value[cut])
+
+
+@pytest.mark.parametrize("end", ["raw", "same step", "lost"])
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_ppg_trains_on_a_simulator_of_tensors(tmp_path: Path, end: str, memory: str) -> None:
+    config = tiny(tmp_path, aux=tiny_aux()).with_updates({"model.memory": memory})
+    run = phasicrl.train(
+        config, make_vector_env=lambda num_envs: TensorEnvs(PlainCounting, num_envs, end)
+    )
+    rows = rows_of(RunDirectory(run.directory))
+    assert any("losses/aux/kl_loss" in row for row in rows)
+    fractions = [row["charts/learned_fraction"] for row in rows if "charts/learned_fraction" in row]
+    assert all(0.5 < fraction < 1 for fraction in fractions) and bool(fractions) == (end == "lost")
