@@ -206,6 +206,10 @@ class ModelConfig(_Group):
     """Scale of the policy head's initial weights: 0.1 in PPG (OPPG), 0.01 in PPO (Baselines)."""
     value_head_scale: _Float = 0.1
     """Scale of the value heads' initial weights: 0.1 in PPG (OPPG), 1 in PPO (Baselines)."""
+    policy_obs: tuple[str, ...] | None = None
+    """Keys of dictionary observations that the policy reads, as `actor` (rsl_rl); none: all."""
+    value_obs: tuple[str, ...] | None = None
+    """Keys that a separate value network reads, as `critic` (rsl_rl); none: all."""
     memory: Literal["none", "lstm", "gru"] = "none"
     """Memory after each encoder.
     `none`: no memory.
@@ -222,6 +226,9 @@ class ModelConfig(_Group):
     def _problems(self) -> Iterator[str]:
         if not self.channels:
             yield "model.channels is empty; expected a width for each stack, such as 16 32 32"
+        if self.value_path != "separate" and self.policy_obs != self.value_obs:
+            given = f"model.policy_obs is {self.policy_obs}, model.value_obs is {self.value_obs}"
+            yield f"{given}; expected equal ones in one network. Use model.value_path separate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

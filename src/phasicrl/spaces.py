@@ -351,6 +351,22 @@ def as_float32(space: Space[Any]) -> Space[Any]:
     return Box(low, high, space.shape, np.float32)
 
 
+def select_keys(tree: Any, keys: tuple[str, ...] | None) -> Any:
+    """Return the entries of a `Dict` space, or of an observation in it, at some keys; None: all.
+
+    Raises:
+        ValueError: there are no entries, or a key is missing.
+    """
+    if keys is None:
+        return tree
+    entries = tree.spaces if isinstance(tree, Dict) else tree
+    if not isinstance(entries, Mapping) or not set(keys) <= entries.keys():
+        given = f"model.policy_obs and model.value_obs have {', '.join(keys)}"
+        raise ValueError(f"{given}; expected keys of the observation_space, {tree}")
+    chosen = {key: entries[key] for key in keys}
+    return Dict(chosen) if isinstance(tree, Dict) else chosen
+
+
 def map_leaves(space: Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to every leaf of a value that has the structure of `space`.
 

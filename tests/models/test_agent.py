@@ -300,11 +300,64 @@ def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     [
         ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
         ({"model": {"encoder": "impala"}}, "model.encoder is impala"),
+        ({"model": {"policy_obs": ("actor",)}}, r"policy_obs .*actor; expected keys"),
+        ({"space": TREE, "model": {"value_obs": ("legs", "arms")}}, "value_obs have legs, arms"),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make_agent(**arguments)
+
+
+class Groups(gym.Env[Any, Any]):
+    """One step; the critic alone sees whether the reward will be 1 or −1."""
+
+    observation_space = gym.spaces.Dict(
+        actor=gym.spaces.Box(-1, 1, (2,), np.float32),
+        critic=gym.spaces.Box(-1, 1, (3,), np.float32),
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**options)
+        self._sign = float(self.np_random.choice([-1, 1]))
+        critic = np.full(3, self._sign, np.float32)
+        return {"actor": np.zeros(2, np.float32), "critic": critic}, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self._sign
+        return self.reset()[0], reward, True, False, {}
+
+
+def test_policy_and_value_network_read_their_own_groups_of_observations() -> None:
+    model = {"encoder": "mlp", "policy_obs": ("actor",), "value_obs": ("critic",)}
+    agent = make_agent(space=Groups.observation_space, actions=Groups.action_space, model=model)
+    assert agent.encoder.num_features == 8 and agent.encoder.dense.layers[0].in_features == 2
+    obs = {"actor": torch.rand(S * L, 2), "critic": torch.rand(S * L, 3)}
+    outputs = []
+    for changed in (None, "actor", "critic"):
+        given = {key: x + (key == changed) for key, x in obs.items()}
+        output = agent.forward_inputs(given, NEVER, agent.initial_state(S))
+        outputs.append((output.policy.dist_params, output.aux_value, output.value))
+    (policy, aux, value), actor, critic = outputs
+    assert torch.equal(critic[0], policy) and torch.equal(critic[1], aux)
+    assert not torch.equal(critic[2], value)
+    assert torch.equal(actor[2], value) and not torch.equal(actor[0], policy)
+
+
+def test_a_critic_with_more_observations_learns_what_the_actor_cannot_see(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"model.policy_obs": ("actor",), "model.value_obs": ("critic",)}
+    config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=2048).with_updates(
+        names | {"ppo.learning_rate": 0.01, "reward_norm.per": "none"}
+    )
+    run = train(config, make_env=Groups)
+    agent = load(run.directory, make_env=Groups)
+    for sign in (-1.0, 1.0):
+        obs = {"actor": np.zeros(2, np.float32), "critic": np.full(3, sign, np.float32)}
+        assert agent.value(obs) == pytest.approx(sign, abs=0.3)
+        assert agent.act(obs) in (0, 1)
+    with pytest.raises(ValueError, match=r"policy_obs is .*Use model.value_path separate"):
+        config.with_updates({"model.value_path": "detached"})
 
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])

@@ -205,7 +205,7 @@ class TensorVectorEnv:
 
     @contextmanager
     def _call(self, call: str) -> Iterator[None]:
-        """Call the simulator: with random numbers of its own, and its errors named."""
+        """Call the simulator: with separate random numbers, and its errors named."""
         gpus = [device for device in self._random if device.type == "cuda"]
         with convert_errors(f"{self.name}: {call}"), torch.random.fork_rng(devices=gpus):
             torch.set_rng_state(self._random[torch.device("cpu")])

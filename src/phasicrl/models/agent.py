@@ -20,7 +20,7 @@ from phasicrl.models.heads import PolicyHead
 from phasicrl.models.init import Initializer
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
-from phasicrl.spaces import map_leaves
+from phasicrl.spaces import map_leaves, select_keys
 
 EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
 """Function that makes a custom encoder for an observation space.
@@ -97,16 +97,18 @@ class Agent(nn.Module):
         if make_encoder is None and config.encoder != "mlp" and not self.reader.normalizer:
             check_image_range(observation_space)
 
-        def new_encoder(config: ModelConfig) -> nn.Module:
+        def new_encoder(config: ModelConfig, keys: tuple[str, ...] | None) -> nn.Module:
+            space = select_keys(observation_space, keys)
             if make_encoder is None:
-                return build_encoder(observation_space, config, generator)
-            custom = make_encoder(observation_space)
+                return build_encoder(space, config, generator)
+            custom = make_encoder(space)
             if not isinstance(getattr(custom, "num_features", None), int):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
             layout = self.reader.layout
             inputs = self.reader(torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype)))
-            shapes = map_leaves(observation_space, lambda part: tuple(part.shape), inputs)
+            inputs = select_keys(inputs, keys)
+            shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
             return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))
 
         def new_memory(encoder: nn.Module) -> Memory:
@@ -123,8 +125,10 @@ class Agent(nn.Module):
             return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
-        self.encoder = new_encoder(config)
-        self.value_encoder = new_encoder(value_config) if self.value_path == "separate" else None
+        self.policy_obs, self.value_obs = config.policy_obs, config.value_obs
+        self.encoder = new_encoder(config, self.policy_obs)
+        is_separate = self.value_path == "separate"
+        self.value_encoder = new_encoder(value_config, self.value_obs) if is_separate else None
         self.memory = new_memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else new_memory(self.value_encoder)
         self.policy_head = PolicyHead(
@@ -293,8 +297,9 @@ class Agent(nn.Module):
         memory: Memory,
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S K"]]:
         """Return the features of one network, and its next memory state."""
-        split = self.memory.state_size
-        memory_state = state[:, :split] if memory is self.memory else state[:, split:]
+        split, is_policy = self.memory.state_size, memory is self.memory
+        memory_state = state[:, :split] if is_policy else state[:, split:]
+        inputs = select_keys(inputs, self.policy_obs if is_policy else self.value_obs)
         with autocast(precision, first.device):
             features = encoder(inputs).float()
         return memory(features.unflatten(0, first.shape), first, memory_state)
