@@ -125,3 +125,59 @@ def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path, iteration: int) -> No
     part = phasicrl.train(config, make_vector_env=make_vector_env, callbacks=stop_at(iteration))
     rest = phasicrl.resume(part.directory, make_vector_env=make_vector_env)
     assert_same_run(whole, rest)
+
+
+class VecEnv:
+    """rsl_rl's interface over one counter for each environment: episodes of 3 and 5 steps.
+
+    Environment 0 is cut by its time limit, environment 1 terminates.
+    """
+
+    num_envs, num_actions, device = 2, 1, "cpu"
+
+    def __init__(self, *, tells: bool, limit: int | None) -> None:
+        self._time, self._tells = torch.zeros(2), tells
+        self.max_episode_length = limit
+
+    def get_observations(self) -> dict[str, Tensor]:
+        return {"policy": self._time[:, None], "critic": self._time[:, None].expand(2, 2)}
+
+    def step(self, action: Tensor) -> Any:
+        assert action.shape == (2, 1)
+        self._time += 1
+        reward = self._time.clone()
+        dones = self._time == torch.tensor([3, 5])
+        self._time[dones] = 0
+        extras = {"time_outs": dones & torch.tensor([True, False])} if self._tells else {}
+        return self.get_observations(), reward, dones.long(), extras
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(tells: bool) -> None:
+    envs = make(VecEnv(tells=tells, limit=None if tells else 3))
+    assert envs.observation_space["policy"].shape == (1,)  # type: ignore[index]
+    assert not envs.has_final_obs and envs.exact_state == "none"
+    envs.reset()
+    steps = [envs.step(torch.zeros(2, 1)) for _ in range(15)]
+    cut = [t for t, step in enumerate(steps, 1) if step.truncated[0]]
+    ended = [t for t, step in enumerate(steps, 1) if step.terminated[1]]
+    assert cut == [3, 6, 9, 12, 15]
+    # Without time_outs, whatever lasts as long as the limit was cut by it.
+    assert ended == ([5, 10, 15] if tells else [])
+    assert steps[2].reward.tolist() == [3, 3] and steps[3].reward.tolist() == [1, 4]
+    assert all(step.final_obs is None for step in steps)
+
+
+def test_rsl_rl_environments_that_tell_no_limit_are_refused() -> None:
+    envs = make(VecEnv(tells=False, limit=None))
+    envs.reset()
+    with pytest.raises(EnvError, match=r"time_outs.*max_episode_length.*expected one"):
+        envs.step(torch.zeros(2, 1))
+
+
+def test_an_asymmetric_critic_trains_on_rsl_rl_environments(tmp_path: Path) -> None:
+    names = {"model.policy_obs": ("policy",), "model.value_obs": ("critic",), "env.num_envs": 2}
+    config = tiny(tmp_path, aux=tiny_aux()).with_updates(names)
+    run = phasicrl.train(config, make_vector_env=lambda _: VecEnv(tells=True, limit=None))
+    assert run.agent.value_encoder is not None
+    assert run.env_steps == 128

@@ -34,6 +34,7 @@ from phasicrl.envs.checks import (
     make_env_properties,
     warn_of_extra_keys,
 )
+from phasicrl.envs.rsl_rl import RslRlEnv
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices
@@ -41,7 +42,8 @@ from phasicrl.spaces import count_choices
 MakeVectorEnv = Callable[[int], Any]
 """Function that makes a vector environment of a number of environments.
 
-Its result is one of Gymnasium's `VectorEnv`, with NumPy arrays or tensors, or a `Simulator`."""
+Its result is Gymnasium's `VectorEnv`, of NumPy arrays or tensors, rsl_rl's `VecEnv`, or a
+`Simulator`."""
 
 
 def make_custom_envs(
@@ -59,6 +61,8 @@ def make_custom_envs(
         if (size := getattr(vector, "num_envs", None)) != local.num_envs:
             text = f"returned a {type(vector).__name__} with num_envs {size}"
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
+        if hasattr(vector, "get_observations"):
+            vector = RslRlEnv(vector)
     if hasattr(vector, "device"):
         return TensorVectorEnv(config.id, vector, config, local)
     return CustomVectorEnv(vector, config, local)

@@ -1,0 +1,72 @@
+"""Environments with rsl_rl's interface: Isaac Lab, Genesis and others. Kind: effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict
+from torch import Tensor
+
+from phasicrl.envs.checks import Invalid
+
+Observations = Mapping[str, Tensor]
+"""Groups of observations `[B, …]`, such as `policy` and `critic`: rsl_rl's TensorDict."""
+
+
+class RslRlEnv:
+    """`Simulator` over a `VecEnv` of rsl_rl 5, which resets in its steps and keeps no final state.
+
+    Episodes that `extras["time_outs"]` names are truncated; without it, those that last
+    `max_episode_length` steps.
+    """
+
+    has_final_obs = False
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.num_envs, self.device = envs.num_envs, envs.device
+        self.single_observation_space = Dict(
+            [(name, _unbounded(*obs.shape[1:])) for name, obs in self._observe().items()]
+        )
+        self.single_action_space = _unbounded(envs.num_actions)
+        self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Observations, dict[str, Any]]:
+        """Return the current observations: a `VecEnv` has no seed, and has reset itself."""
+        return self._observe(), {}
+
+    def step(
+        self, action: Tensor
+    ) -> tuple[Observations, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+        """Step every environment.
+
+        Raises:
+            Invalid: a time limit looks like a termination.
+        """
+        obs, reward, dones, extras = self._envs.step(action)
+        done = dones.bool()
+        self._lengths += 1
+        time_outs = extras.get("time_outs")
+        if time_outs is None:
+            if not (limit := getattr(self._envs, "max_episode_length", None)):
+                text = "returned neither extras['time_outs'] nor has a max_episode_length"
+                raise Invalid(f"{text}; expected one, to tell a time limit from a termination")
+            time_outs = self._lengths >= limit
+        truncated = done & time_outs.bool()
+        self._lengths.masked_fill_(done, 0)
+        return dict(obs.items()), reward, done & ~truncated, truncated, {}
+
+    def close(self) -> None:
+        """Close the environments, where they can be closed."""
+        if hasattr(self._envs, "close"):
+            self._envs.close()
+
+    def _observe(self) -> Observations:
+        return dict(self._envs.get_observations().items())
+
+
+def _unbounded(*shape: int) -> Box:
+    return Box(-np.inf, np.inf, shape, np.float32)
