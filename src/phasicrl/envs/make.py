@@ -12,19 +12,23 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
+import torch
 
 from phasicrl.config import EnvConfig
 from phasicrl.config_io import suggest_name
 from phasicrl.envs import envpool
 from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
-from phasicrl.envs.checks import MakeEnv
+from phasicrl.envs.checks import MakeEnv, convert_errors
 from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
 from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
 from phasicrl.envs.wrappers import PartialObservation
 
-Backend = Literal["procgen", "envpool", "gymnasium"]
+Backend = Literal["procgen", "envpool", "gymnasium", "mjlab", "gymnax", "pgx"]
+SIMULATORS: tuple[Backend, ...] = ("mjlab", "gymnax", "pgx")
+"""Back ends of tensors: modules of this package, with `list_names` and `make`."""
 
 
 def make_envs(
@@ -66,7 +70,9 @@ def make_envs(
             envs = GymnasiumEnv(make_env, config.id, config, local)
         else:
             backend, name = resolve(config.id)
-            if backend == "gymnasium":
+            if backend in SIMULATORS:
+                envs = _make_simulator(backend, name, config, local)
+            elif backend == "gymnasium":
                 envs = GymnasiumEnv(find_maker(name, config), f"gymnasium:{name}", config, local)
             else:
                 dropped = envpool.TRAINING_OPTIONS if whole_games else ()
@@ -93,6 +99,14 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
         raise ValueError(f"{given}: {str(error).splitlines()[0]}") from error
 
 
+def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:
+    # Simulators may seed PyTorch's global generators as they are made.
+    with convert_errors(f"{config.id}: its start"), torch.random.fork_rng():
+        module = importlib.import_module(f"phasicrl.envs.{backend}")
+        simulator = module.make(name, dict(config.options), local)
+    return TensorVectorEnv(config.id, simulator, config, local)
+
+
 def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
     """Return the function that makes a registered environment with `env.options`."""
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
@@ -105,9 +119,9 @@ def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]
 def resolve(env_id: str) -> tuple[Backend, str]:
     """Split an id into its back end and its name there.
 
-    The prefixes are `procgen:`, `envpool:` and `gymnasium:`; `gymnasium:module:Id` imports a module
-    first, which registers the id. An id without prefix is searched in Procgen's games, EnvPool and
-    Gymnasium, in this order.
+    The prefixes are `procgen:`, `envpool:`, `gymnasium:` and those of `SIMULATORS`;
+    `gymnasium:module:Id` imports a module first, which registers the id. An id without prefix is
+    searched in Procgen's games, EnvPool and Gymnasium, in this order.
 
     Raises:
         ValueError: the id is unknown; the message has the nearest one.
@@ -121,7 +135,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         envpool.import_envpool()  # raises if it is not installed
     if prefix == "gymnasium" and bare in gym.registry:  # saves the import of EnvPool
         return "gymnasium", name
-    names = _names()
+    names = _names(prefix)
     for backend, known in names.items():
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
@@ -136,8 +150,16 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     )
 
 
-def _names() -> dict[Backend, Collection[str]]:
-    """Return the environments of each installed back end, by name."""
+def _names(prefix: str) -> dict[Backend, Collection[str]]:
+    """Return the environments of a back end of tensors, else of the other installed ones, by name.
+
+    Raises:
+        ImportError: the back end of tensors is not installed.
+    """
+    for backend in SIMULATORS:
+        if backend == prefix:
+            with convert_errors(f"{prefix}: its import"):
+                return {backend: importlib.import_module(f"phasicrl.envs.{backend}").list_names()}
     names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.get_family_by_task()
@@ -153,7 +175,7 @@ def episode_limit(config: EnvConfig) -> int | None:
         ValueError: the id or an option is unknown.
     """
     backend, name = resolve(config.id)
-    if backend == "procgen":
+    if backend in ("procgen", *SIMULATORS):
         return None
     if backend == "envpool":
         options = envpool.convert_task_options(name, config.options)
@@ -167,7 +189,9 @@ def list_envs(pattern: str = "*") -> list[str]:
     """List the ids of environments that can be trained.
 
     Args:
-        pattern: Part of an id, with wildcards * and ?, in upper or lower case.
+        pattern: Part of an id, with wildcards * and ?, in upper or lower case. One that begins with
+            `mjlab:`, `gymnax:` or `pgx:` lists the environments of this back end.
     """
-    ids = [f"{backend}:{name}" for backend, names in _names().items() for name in names]
+    names = _names(pattern.partition(":")[0])
+    ids = [f"{backend}:{name}" for backend in names for name in names[backend]]
     return [env_id for env_id in ids if fnmatch.fnmatchcase(env_id.lower(), f"*{pattern.lower()}*")]

@@ -165,10 +165,12 @@ class TensorVectorEnv:
                 if mask is not None and first_mask is not None:
                     mask = torch.where(_expand(ended, mask), first_mask, mask)
             elif self.has_final_obs:
-                if "final_obs" not in info:
+                given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
+                if given_obs is not None:
+                    final_obs = self._pack(given_obs, ended)
+                elif ended.any():
                     text = "returned no info['final_obs']; expected it, or a method reset_rows"
                     raise Invalid(f"{text}, or has_final_obs = False")
-                final_obs = self._pack(info["final_obs"], ended)
             self._set_current(obs, mask)
             if (is_on_cpu or self._num_steps % CHECK_EVERY == 0) and not self._is_valid:
                 text = f"returned, up to step {self._num_steps}, an observation or reward that is"
