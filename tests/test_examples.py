@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,8 @@ from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
 FOLDER = Path(__file__).parents[1] / "examples"
 LEAST = {
     "first_run": 475, "own_environment_and_network": 14, "own_loop": 195, "masked_with_memory": 7,
-    "trading": 35, "callbacks": 195, "dict_observations": 13,
+    "trading": 35, "callbacks": 195, "dict_observations": 13, "tensor_cartpole": 475,
+    "tensor_recall": 0.95,
 }  # fmt: skip
 """The examples, with what the first number of their last line has to reach."""
 
@@ -42,7 +44,55 @@ def test_an_example_runs_and_learns(name: str, tmp_path: Path) -> None:
 
 
 def test_the_expected_examples_are_there() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(LEAST)
+    # Returns of the pendulum are negative.
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*LEAST, "tensor_pendulum"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "env_id"),
+    [
+        ("tensor_cartpole", "TensorCartPole", "CartPole-v1"),
+        ("tensor_pendulum", "TensorPendulum", "Pendulum-v1"),
+    ],
+)
+def test_tensor_examples_step_as_gymnasium_does(name: str, kind: str, env_id: str) -> None:
+    """From each state of the simulator, Gymnasium's step leads to the same, in single precision."""
+    simulator = runpy.run_path(str(FOLDER / f"{name}.py"))[kind](64)
+    env = gym.make(env_id).unwrapped
+    env.reset(seed=0)
+    torch.manual_seed(0)
+    simulator.reset()
+    ends = 0
+    for _ in range(60):
+        if kind == "TensorCartPole":
+            before, action = simulator.obs, torch.randint(2, (64,))
+        else:
+            before = torch.stack([simulator.angle, simulator.speed], 1)
+            action = torch.rand(64, 1) * 6 - 3
+        obs, reward, terminated, truncated, _ = simulator.step(action)
+        for index, state in enumerate(before.double().numpy()):
+            env.state, env.steps_beyond_terminated = state, None  # type: ignore[attr-defined]
+            expected = env.step(action[index].numpy())
+            assert obs[index].numpy() == pytest.approx(expected[0], abs=2e-6)
+            assert reward[index].item() == pytest.approx(expected[1], abs=1e-5)
+            assert terminated[index].item() == expected[2]
+        ended = terminated | truncated
+        ends += int(ended.sum())
+        others = simulator.reset_rows(ended)[0]
+        assert torch.equal(others[~ended], obs[~ended])
+    assert ends or kind == "TensorPendulum"
+
+
+def test_tensor_recall_pays_for_the_action_that_was_shown() -> None:
+    simulator = runpy.run_path(str(FOLDER / "tensor_recall.py"))["TensorRecall"](32)
+    obs, info = simulator.reset()
+    shown = (obs[:, 0].long() + 3) // 2
+    for time in range(8):
+        assert info["action_mask"].tolist() == [[time < 7, time == 7, time == 7]] * 32
+        action = torch.where(torch.arange(32) % 2 == 0, shown, 3 - shown) * (time == 7)
+        obs, reward, terminated, _, info = simulator.step(action)
+        assert terminated.all() == (time == 7) and (time == 7 or not obs[:, 0].any())
+    assert reward.tolist() == [1.0, 0.0] * 16
 
 
 def test_the_market_pays_what_is_owned_and_ends_by_its_time_limit() -> None:
