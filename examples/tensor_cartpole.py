@@ -15,6 +15,7 @@ class TensorCartPole:
 
     single_observation_space = Box(-np.inf, np.inf, (4,), np.float32)
     single_action_space = Discrete(2)
+    is_pure = True  # so that steps are compiled
 
     def __init__(self, num_envs: int, device: str = "cpu") -> None:
         self.num_envs, self.device = num_envs, device

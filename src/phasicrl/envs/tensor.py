@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import RankEnvs
@@ -51,7 +51,8 @@ class Simulator(Protocol):
 
     A simulator whose `get_state()` returns tensors by name, from which `set_state(state)` restores
     all environments, is resumed exactly. What it draws from PyTorch's global generators is saved
-    without its help.
+    without its help. If steps and resets do nothing else than to compute new tensors from those of
+    the state, with operations of PyTorch, an attribute `is_pure` of True lets them be compiled.
 
     Attributes:
         num_envs: number of environments B.
@@ -74,6 +75,18 @@ class Simulator(Protocol):
         ...
 
 
+class _Outcome(NamedTuple):
+    """Tensors of a step, see `TimeStep`; `is_valid` is whether all numbers are, 0-d."""
+
+    obs: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    is_valid: Tensor
+    final_obs: Tensor | None = None
+    mask: Tensor | None = None
+
+
 class TensorVectorEnv:
     """`VectorEnv` over a simulator.
 
@@ -82,6 +95,8 @@ class TensorVectorEnv:
 
     Attributes:
         has_final_obs: whether the final observations of ended episodes are handed over.
+        run: function that runs a function of tensors, perhaps compiled, see
+            `Executor.run_inference`; None if steps are never compiled.
     """
 
     def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:
@@ -95,6 +110,8 @@ class TensorVectorEnv:
         self.device = torch.device(simulator.device)
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
+        self.run: Callable[..., tuple[Tensor, ...]] | None = None
+        self._is_pure: bool = getattr(simulator, "is_pure", False)
         self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
         self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
@@ -115,6 +132,7 @@ class TensorVectorEnv:
         self._num_steps = 0
         self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
         self._current: Tensor | None = None
+        self._checks: list[Tensor] = []
         self._widths = list(count_choices(self.action_space))
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
@@ -129,8 +147,9 @@ class TensorVectorEnv:
             with self._call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first = self._pack(obs), self._read_mask(info)
-        current, self._first = self._first, None
-        return self._set_current(*current)
+        (obs, self.action_mask), self._first = self._first, None
+        self._current = obs
+        return obs
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
@@ -142,44 +161,65 @@ class TensorVectorEnv:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         with self._call("step()"):
-            result = self._simulator.step(self._actions.unflatten_tensor(action))
-            given_obs, *given, info = check_tuple(result, 5)
-            kinds = (torch.float32, torch.bool, torch.bool)
-            names = ("reward", "terminated", "truncated")
-            rows = zip(given, kinds, names, strict=True)
-            reward, terminated, truncated = (
-                self._copy(x, (), kind, what) for x, kind, what in rows
-            )
-            ended = terminated | truncated
-            obs, mask = self._pack(given_obs), self._read_mask(info)
-            self._is_valid &= reward.isfinite().all()
-            final_obs = None
-            if is_on_cpu and not ended.any():
-                pass
-            elif self._resets_rows:
-                final_obs = obs
-                given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
-                # Rows that go on keep what the step returned: a reset may change them, too.
-                first, first_mask = self._pack(given_obs, ended), self._read_mask(info)
-                obs = torch.where(_expand(ended, obs), first, obs)
-                if mask is not None and first_mask is not None:
-                    mask = torch.where(_expand(ended, mask), first_mask, mask)
-            elif self.has_final_obs:
-                given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
-                if given_obs is not None:
-                    final_obs = self._pack(given_obs, ended)
-                elif ended.any():
-                    text = "returned no info['final_obs']; expected it, or a method reset_rows"
-                    raise Invalid(f"{text}, or has_final_obs = False")
-            self._set_current(obs, mask)
+            outcome = self._run_pure(action) if self._is_pure and self.run else self._act(action)
+            obs, reward, terminated, truncated, is_valid, final_obs, mask = outcome
+            self._current, self.action_mask = obs, mask
+            self._is_valid = self._is_valid & is_valid
             if (is_on_cpu or self._num_steps % CHECK_EVERY == 0) and not self._is_valid:
                 text = f"returned, up to step {self._num_steps}, an observation or reward that is"
                 raise Invalid(f"{text} not finite or outside its space, or a mask without choice")
-        # Where both flags are set, the episode ended by its rules.
-        truncated &= ~terminated
         return TimeStep(
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
+
+    def _act(self, action: Tensor) -> _Outcome:
+        """Step the simulator, and reset the ended environments."""
+        self._checks.clear()
+        result = self._simulator.step(self._actions.unflatten_tensor(action))
+        given_obs, *given, info = check_tuple(result, 5)
+        names = ("reward", "terminated", "truncated")
+        reward, *flags = (self._copy(x, (), name) for x, name in zip(given, names, strict=True))
+        terminated, truncated = (flag.bool() for flag in flags)
+        ended, reward = terminated | truncated, reward.float()
+        obs, mask, final_obs = self._pack(given_obs), self._read_mask(info), None
+        # A pure simulator is compiled without branches, and resets in each step.
+        if not self._is_pure and self.device.type == "cpu" and not ended.any():
+            pass
+        elif self._resets_rows:
+            final_obs = obs
+            given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
+            # Rows that go on keep what the step returned: a reset may change them, too.
+            first, first_mask = self._pack(given_obs, ended), self._read_mask(info)
+            obs = torch.where(_expand(ended, obs), first, obs)
+            if mask is not None and first_mask is not None:
+                mask = torch.where(_expand(ended, mask), first_mask, mask)
+        elif self.has_final_obs:
+            given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
+            if given_obs is not None:
+                final_obs = self._pack(given_obs, ended)
+            elif ended.any():
+                text = "returned no info['final_obs']; expected it, or a method reset_rows"
+                raise Invalid(f"{text}, or has_final_obs = False")
+        choices = () if mask is None else mask.split(self._widths, 1)
+        checks = [reward.isfinite().all(), *self._checks, *(each.any(1).all() for each in choices)]
+        # Where both flags are set, the episode ended by its rules.
+        truncated = truncated & ~terminated
+        is_valid = torch.stack(checks).all()
+        return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
+
+    def _run_pure(self, action: Tensor) -> _Outcome:
+        """Do the same in one call of `run`, in which the simulator's state is an input."""
+        assert self.run is not None
+        state = self._simulator.get_state()
+        outputs = self.run(self._step_from_state, nn.Module(), [action, *state.values()])
+        self._simulator.set_state(dict(zip(state, outputs[-len(state) :], strict=True)))
+        return _Outcome(*outputs[: -len(state)])
+
+    def _step_from_state(self, action: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        names = self._simulator.get_state()
+        self._simulator.set_state(dict(zip(names, state, strict=True)))
+        outputs = [value for value in self._act(action) if value is not None]
+        return (*outputs, *self._simulator.get_state().values())
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly, if the simulator has one."""
@@ -196,8 +236,9 @@ class TensorVectorEnv:
             self._simulator.set_state(given)
         self._random = {torch.device(device): x for device, x in state["random"].items()}
         self._first, mask = None, state["mask"]
-        mask = None if mask is None else mask.to(self.device)
-        return self._set_current(state["obs"].to(self.device), mask)
+        self.action_mask = None if mask is None else mask.to(self.device)
+        self._current = obs = state["obs"].to(self.device)
+        return obs
 
     def close(self) -> None:
         """Close the simulator; further calls do nothing."""
@@ -221,41 +262,34 @@ class TensorVectorEnv:
         parts = []
         for leaf in self._layout.leaves:
             name, dtype = f"obs{format_location(leaf.path)}", getattr(torch, leaf.dtype.name)
-            part = self._copy(get_part(obs, leaf.path), leaf.shape, dtype, name)
-            parts.append(part)
+            part = self._copy(get_part(obs, leaf.path), leaf.shape, name).to(dtype)
             if dtype == torch.int64:
                 start, num = self._ranges[leaf.path]
-                part -= start
+                part = part - start
                 valid = (part >= 0) & (part < num)
-            elif dtype == torch.float32:
-                valid = part.isfinite()
             else:
-                continue
-            self._is_valid &= (valid if rows is None else valid | ~_expand(rows, valid)).all()
+                valid = part.isfinite()
+            parts.append(part)
+            valid = valid if rows is None else valid | ~_expand(rows, valid)
+            self._checks.append(valid.all())
         if not self._layout.is_tree:
             return parts[0]
         return torch.cat([part.reshape(self.num_envs, -1).view(torch.uint8) for part in parts], 1)
 
-    def _copy(self, values: Any, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:
-        """Return a copy of a tensor `[B, *shape]` that the simulator may change later."""
+    def _copy(self, values: Any, shape: tuple[int, ...], name: str) -> Tensor:
+        """Return a copy of a tensor `[B, *shape]`, which the simulator may change later."""
         shape = (self.num_envs, *shape)
         if not isinstance(values, Tensor) or values.shape != shape:
             given = f"of type {type(values).__name__}"
             if isinstance(values, Tensor):
                 given = f"of shape {tuple(values.shape)}"
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
-        return values.to(self.device, dtype, copy=True)
+        return values.to(self.device, copy=True)
 
     def _read_mask(self, info: Mapping[str, Any]) -> Tensor | None:
         if not self.mask_size:
             return None
-        return self._copy(info.get(MASK), (self.mask_size,), torch.bool, f"info[{MASK!r}]")
-
-    def _set_current(self, obs: Tensor, mask: Tensor | None) -> Tensor:
-        self._current, self.action_mask = obs, mask
-        for part in () if mask is None else mask.split(self._widths, 1):
-            self._is_valid &= part.any(1).all()
-        return obs
+        return self._copy(info.get(MASK), (self.mask_size,), f"info[{MASK!r}]").bool()
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
+"""Inductor's options: calls without Python, and the random numbers of eager code."""
+
 
 def has_compiler() -> bool:
     """Return whether there is a C++ compiler, which Inductor needs at run time."""
@@ -35,7 +38,7 @@ def compile_for(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Calla
         warnings.simplefilter("ignore")  # PyTorch's warnings about PyTorch
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second
-        return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
+        return inductor.compile(graph, list(inputs), options=OPTIONS)
 
 
 def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,7 +131,11 @@ class Executor:
         except Exception as error:  # of any type; compilation must not end a run
             self.log(f"acting runs eagerly: it cannot be compiled ({_first_line(error)})")
             return None
-        for actual, expected in zip(call(*inputs), function(*inputs), strict=True):
+        results = []
+        for each in (call, function):
+            with torch.random.fork_rng(devices=[]):  # the same random numbers as the first call
+                results.append(each(*inputs))
+        for actual, expected in zip(*results, strict=True):
             if not torch.allclose(actual.double(), expected.double(), rtol=1e-3, atol=1e-4):
                 self.log("acting runs eagerly: the compiled code returns other numbers here")
                 return None

@@ -22,6 +22,7 @@ from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.envs.checks import CLIP_REMEDY
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
+from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compiled import has_compiler
@@ -286,6 +287,8 @@ def _build_run(
         log.show_message(message)
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.show_message, world=world)
+    if isinstance(envs, TensorVectorEnv):
+        envs.run = executor.run_inference
     # All processes share the noise of actions, but each shuffles its minibatches differently.
     noise = Generator().manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(
