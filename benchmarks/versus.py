@@ -81,6 +81,7 @@ class Contestant:
 
 
 def _ours(name: str, preset: str, fields: str, **more: Any) -> Contestant:
+    """Ours; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
     return Contestant(name, "phasicrl", f"{preset} --seed {{seed}} {fields}", **more)
 
 
@@ -119,6 +120,8 @@ ZOO_CARTPOLE = {
 }  # fmt: skip
 """RL-Zoo's settings for CartPole, with 8 environments."""
 
+_TENSORS = "--tensors compat-cleanrl-ppo"
+
 
 def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
     """PPO on CartPole with the settings of CleanRL's ppo.py.
@@ -133,6 +136,7 @@ def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contes
         ours |= {f"{name}, compiled": f"{fields} {compiled}" for name, fields in ours.items()}
     return (
         *(_ours(name, "compat-cleanrl-ppo", fields, ends=ends) for name, fields in ours.items()),
+        _ours("phasicrl, tensors", _TENSORS, f"{common} {compiled}", ends=ends),
         _cleanrl("ppo.py", num_envs, 128, 500_000, ends=ends),
         _sb3("SB3, Gymnasium", f"gymnasium {task}", sb3, ends=ends),
         _sb3("SB3, EnvPool", f"envpool {task}", sb3, ends=ends),
@@ -191,6 +195,11 @@ _PPO = _procgen_ppo(32_768, "", 1)
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, ends=195, purejaxrl_steps=2_000_000),
     "cartpole64": _cartpole(64, ends=61, purejaxrl_steps=4_000_000),
+    "cartpole2048": (
+        _ours("phasicrl, tensors", _TENSORS, "--env.num-envs 2048 "
+              "--compute.compile on --total-env-steps 8_000_000"),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", "{purejaxrl} 2048 128 4 4 8000000 {seed}"),
+    ),
     # Each with settings of its own: how soon after the start of the process 100 training episodes
     # have a mean of 475.
     "cartpole-475": (

@@ -1,15 +1,18 @@
 """Train with phasicrl, and print a mark after each iteration.
 
-usage: run_phasicrl.py [--marks NUMBER] PRESET [FIELDS]
+usage: run_phasicrl.py [--marks NUMBER] [--tensors] PRESET [FIELDS]
 
-With `--marks` it stops after so many iterations, whatever the budget.
+With `--marks` it stops after so many iterations, whatever the budget; with `--tensors` the
+environment is CartPole as tensors, examples/tensor_cartpole.py.
 """
 
 from __future__ import annotations
 
 import math
+import runpy
 import sys
 import time
+from pathlib import Path
 
 from phasicrl import train
 from phasicrl.cli import parse_config
@@ -18,6 +21,10 @@ words = sys.argv[1:]
 most = math.inf
 if words[0] == "--marks":
     most, words = int(words[1]), words[2:]
+make_vector_env = None
+if words[0] == "--tensors":
+    example = Path(__file__).parents[2] / "examples" / "tensor_cartpole.py"
+    make_vector_env, words = runpy.run_path(str(example))["TensorCartPole"], words[1:]
 config = parse_config(words)
 config = config.with_updates({"log.console": "off", "checkpoint.every_minutes": None})
 
@@ -31,4 +38,4 @@ def mark(run, record):
 
 
 print(f"@ 0 {time.time()} nan", flush=True)
-run = train(config, callbacks=mark)
+run = train(config, callbacks=mark, make_vector_env=make_vector_env)
