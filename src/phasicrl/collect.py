@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import Precision
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.episodes import EpisodeStatistics
 from phasicrl.execution.executor import Executor
 from phasicrl.models.agent import Agent
@@ -128,7 +128,7 @@ class Collector:
             action = self.act(rollout, t).to(self.envs.device)
             try:
                 step = self.envs.step(action)
-            except ValueError:  # a rejected action may come from a diverged network
+            except (ValueError, EnvError):  # the action may come from a diverged network
                 _require_finite(policy=rollout.log_prob[:, : t + 1])
                 raise
             # `step.obs` is already the next episode's first observation where one ended.

@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -210,3 +211,27 @@ def test_a_compiled_simulator_steps_as_it_does_eagerly() -> None:
         if one.final_obs is not None and other.final_obs is not None:
             assert torch.allclose(one.final_obs[ended], other.final_obs[ended], atol=1e-3)
     assert ends > 20 and len(log) == 1 and "is compiled" in log[0]
+
+
+class Diverging(TensorCartPole):
+    """The state follows a continuous action, so that one that is not a number spreads."""
+
+    single_action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def step(self, action: Tensor) -> Any:
+        obs, *others = super().step(action[:, 0] > 0)
+        self.obs = obs + 0 * action
+        return self.obs, *others
+
+
+@pytest.mark.parametrize("is_pure", [True, False])
+def test_a_diverged_network_is_named_and_not_the_simulator(tmp_path: Path, is_pure: bool) -> None:
+    def spoil(run: Any, record: Any) -> None:
+        run.agent.policy_head.linear.weight.data.fill_(math.nan)
+
+    class Simulated(Diverging):
+        pass
+
+    Simulated.is_pure = is_pure
+    with pytest.raises(ValueError, match="policy"):
+        phasicrl.train(tiny(tmp_path), make_vector_env=lambda num: Simulated(num), callbacks=spoil)

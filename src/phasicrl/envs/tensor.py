@@ -33,6 +33,8 @@ from phasicrl.spaces import (
 CHECK_EVERY = 16
 """Number of steps between checks of the numbers on a GPU, for which a check has to wait."""
 
+_NO_NETWORK = nn.Module()
+
 
 class Simulator(Protocol):
     """B environments with the interface of Gymnasium's `VectorEnv`, and tensors for arrays.
@@ -157,11 +159,12 @@ class TensorVectorEnv:
             raise EnvError(f"{self.name}: step() before reset() or after close(). Call reset()")
         self._num_steps += 1
         is_on_cpu = self.device.type == "cpu"  # else checks would wait for the device
-        if is_on_cpu:
+        run = self.run if self._is_pure else None
+        if is_on_cpu and run is None:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         with self._call("step()"):
-            outcome = self._run_pure(action) if self._is_pure and self.run else self._act(action)
+            outcome = self._act(action) if run is None else self._run_pure(run, action)
             obs, reward, terminated, truncated, is_valid, final_obs, mask = outcome
             self._current, self.action_mask = obs, mask
             self._is_valid = self._is_valid & is_valid
@@ -207,11 +210,10 @@ class TensorVectorEnv:
         is_valid = torch.stack(checks).all()
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
-    def _run_pure(self, action: Tensor) -> _Outcome:
+    def _run_pure(self, run: Callable[..., tuple[Tensor, ...]], action: Tensor) -> _Outcome:
         """Do the same in one call of `run`, in which the simulator's state is an input."""
-        assert self.run is not None
         state = self._simulator.get_state()
-        outputs = self.run(self._step_from_state, nn.Module(), [action, *state.values()])
+        outputs = run(self._step_from_state, _NO_NETWORK, [action, *state.values()])
         self._simulator.set_state(dict(zip(state, outputs[-len(state) :], strict=True)))
         return _Outcome(*outputs[: -len(state)])
 
