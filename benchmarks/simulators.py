@@ -1,0 +1,111 @@
+"""Train on the tensor environments of examples/ over seeds, and draw the curves.
+
+usage: python benchmarks/simulators.py OUTPUT.csv [--seeds 5] [--first-seed 101] [--figure PNG]
+for example: python benchmarks/simulators.py benchmarks/results/simulators.csv
+    --figure docs/figures/simulators.png
+
+A row is the mean return of 100 training episodes after an iteration. Runs that the file has are not
+repeated.
+"""
+
+from __future__ import annotations
+
+import csv
+import runpy
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+from phasicrl import get_preset, train
+from phasicrl.system.provenance import find_commit
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+COLUMNS = ("task", "algorithm", "seed", "env_steps", "return_100", "commit")
+RECALL: dict[str, Any] = {
+    "env.num_envs": 64, "model.memory": "lstm", "ppo.num_steps": 32, "total_env_steps": 65_536,
+}  # fmt: skip
+ARMS: dict[tuple[str, str], tuple[str, str, str, dict[str, Any]]] = {
+    (task, algorithm): (file, kind, f"{preset}-{algorithm.lower()}", changes)
+    for task, file, kind, preset, changes in (
+        ("CartPole", "tensor_cartpole", "TensorCartPole", "cartpole", {}),
+        ("Pendulum", "tensor_pendulum", "TensorPendulum", "pendulum", {}),
+        ("recall (LSTM, masks)", "tensor_recall", "TensorRecall", "cartpole", RECALL),
+    )
+    for algorithm in ("PPO", "PPG")
+}
+"""File, class, preset and changed options of each task and algorithm."""
+
+
+def train_arm(arm: tuple[str, str], seed: int) -> list[list[Any]]:
+    """Train once, and return the rows of the run."""
+    file, kind, preset, changes = ARMS[arm]
+    rows: list[list[Any]] = []
+
+    def note_return(run: Any, record: dict[str, float]) -> None:
+        mean = round(run.collector.episodes.recent_mean, 3)
+        rows.append([*arm, seed, run.env_steps, mean, find_commit()])
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = get_preset(preset).with_updates({
+            "env.id": file, "seed": seed, "output_dir": folder, "log.console": "off",
+            "log.tensorboard": False, "checkpoint.every_minutes": None, **changes,
+        })  # fmt: skip
+        simulator = runpy.run_path(str(EXAMPLES / f"{file}.py"))[kind]
+        train(config, make_vector_env=simulator, callbacks=note_return)
+    return rows
+
+
+def draw(table: list[dict[str, str]], path: Path) -> None:
+    """Draw the mean and the range over seeds of each arm, a panel for each task."""
+    curves: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in table:
+        steps = curves[row["task"], row["algorithm"]]
+        steps[int(row["env_steps"])].append(float(row["return_100"]))
+    seeds = len({row["seed"] for row in table})
+    tasks = list(dict.fromkeys(task for task, _ in curves))
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        for color, algorithm in (("C0", "PPO"), ("C1", "PPG")):
+            steps = sorted(curves[task, algorithm])
+            values = np.array([curves[task, algorithm][step] for step in steps])
+            panel.plot(steps, values.mean(1), color, label=algorithm)
+            panel.fill_between(steps, values.min(1), values.max(1), color=color, alpha=0.2, lw=0)
+        panel.set(title=task, xlabel="environment steps")
+    figure.axes[0].set_ylabel("return, last 100 episodes")
+    figure.axes[0].legend(title=f"mean and range\nof {seeds} seeds")
+    figure.savefig(path, dpi=120)
+
+
+def main(
+    output: Path, /, seeds: int = 5, first_seed: int = 101, figure: Path | None = None
+) -> None:
+    """Train what the file lacks, and draw."""
+    is_new = not output.exists()
+    with output.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(COLUMNS)
+        done = {(row["task"], row["algorithm"], row["seed"]) for row in read(output)}
+        for seed in range(first_seed, first_seed + seeds):
+            for arm in ARMS:
+                if (*arm, str(seed)) not in done:
+                    writer.writerows(rows := train_arm(arm, seed))
+                    file.flush()
+                    print(*arm, seed, rows[-1][-2], flush=True)
+    if figure is not None:
+        draw(read(output), figure)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of the table."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
