@@ -164,7 +164,7 @@ class TensorVectorEnv:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         with self._call("step()"):
-            outcome = self._act(action) if run is None else self._run_pure(run, action)
+            outcome = self._advance(action) if run is None else self._advance_pure(run, action)
             obs, reward, terminated, truncated, is_valid, final_obs, mask = outcome
             self._current, self.action_mask = obs, mask
             self._is_valid = self._is_valid & is_valid
@@ -175,7 +175,7 @@ class TensorVectorEnv:
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
 
-    def _act(self, action: Tensor) -> _Outcome:
+    def _advance(self, action: Tensor) -> _Outcome:
         """Step the simulator, and reset the ended environments."""
         self._checks.clear()
         result = self._simulator.step(self._actions.unflatten_tensor(action))
@@ -210,7 +210,7 @@ class TensorVectorEnv:
         is_valid = torch.stack(checks).all()
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
-    def _run_pure(self, run: Callable[..., tuple[Tensor, ...]], action: Tensor) -> _Outcome:
+    def _advance_pure(self, run: Callable[..., tuple[Tensor, ...]], action: Tensor) -> _Outcome:
         """Do the same in one call of `run`, in which the simulator's state is an input."""
         state = self._simulator.get_state()
         outputs = run(self._step_from_state, _NO_NETWORK, [action, *state.values()])
@@ -220,7 +220,7 @@ class TensorVectorEnv:
     def _step_from_state(self, action: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         names = self._simulator.get_state()
         self._simulator.set_state(dict(zip(names, state, strict=True)))
-        outputs = [value for value in self._act(action) if value is not None]
+        outputs = [value for value in self._advance(action) if value is not None]
         return (*outputs, *self._simulator.get_state().values())
 
     def state_dict(self) -> dict[str, Any] | None:
