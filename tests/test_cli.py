@@ -63,6 +63,7 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
         assert "--make-env" in text and (own in text or command[0] == "train")
         more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []
         assert main([*command, *more, f"--make-env={own}"]) == 0, command
+        assert main(["--make-env", own, *command, *more]) == 0, f"{command} after the option"
     for wrong in ("tests.corridor:none", "tests.nowhere:f", "corridor"):
         text = error_of(capsys, "evaluate", run, "--make-env", wrong)
         assert f"make_env is '{wrong}'; expected MODULE:FUNCTION" in text
@@ -109,6 +110,10 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --log.tensorboard False", "--log.no-tensorboard"),
         ("train classic-ppo --log.tensorboard=false", "--log.no-tensorboard"),
         ("train classic-ppo --seed 3 4", "unknown argument '4'"),
+        ("train classic-ppo --model.hidden-sizes [64,32]", "expected 64 32, with"),
+        ("train classic-ppo --model.hidden-sizes=64,32", "expected 64 32, with"),
+        ("sweep make s classic-ppo --seeds 1,2,3", "expected 1 2 3, with"),
+        ("resume cartpole-ppg", "agents/cartpole-ppg --init-from /"),
         ("train classic-ppo --output-dir=", "output_dir is empty"),
         ("train --seed 3", "the preset is --seed; expected"),
         ("train --from", "--from is empty; expected the path"),
@@ -194,8 +199,11 @@ def test_help_lists_every_command_and_each_has_help(capsys: pytest.CaptureFixtur
     assert all(f"\n  {name} " in text for name in all_commands())
     for name in all_commands():
         with pytest.raises(SystemExit) as stop:
-            main([name, "--help"])
-        assert stop.value.code == 0 and "usage" in capsys.readouterr().out
+            main([name, *["classic-ppo"] * (name == "train"), "--help"])
+        text = capsys.readouterr().out
+        assert stop.value.code == 0 and "usage" in text
+        takes_env = {"train", "resume", "evaluate", "video", "export", "play", "release"}
+        assert name not in takes_env or "--make-env" in text, name
 
 
 def test_help_of_train_is_short_has_the_presets_values_and_all_options_on_request(

@@ -13,7 +13,7 @@ from typing import Literal, Unpack
 from phasicrl.config import Config
 from phasicrl.distributed import join
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import find_run_or_agent
 from phasicrl.training.build import UserObjects, restore_run, start_run
 from phasicrl.training.run import Run
 
@@ -125,11 +125,12 @@ def resume(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    compute = RunDirectory(Path(run_dir)).config.compute
+    files = find_run_or_agent(run_dir)
+    compute = files.config.compute
     with (
         join(device=compute.device, timeout=compute.rank_timeout) as world,
         restore_run(
-            Path(run_dir),
+            files.path,
             accept_config_changes=accept_config_changes,
             total_env_steps=total_env_steps,
             world=world,

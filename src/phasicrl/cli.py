@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _PLAIN_WARNING = warnings.formatwarning
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes of errors without an attribute `exit_code` (docs/runs.md lists all)."""
+_LIST = re.compile(r"(?:^|=)([\[(].*|[\w.]+(?:,[\w.]+)+)$", re.MULTILINE)
+_ENV_HELP = "--make-env MODULE:FUNCTION makes your own environment"
 Command = Callable[[list[str]], None]
 """Function of the arguments of one command; its docstring is the help."""
 
@@ -68,8 +70,8 @@ class _ObjectOptions:
 
 
 @dataclass(frozen=True)
-class _CommonOptions:
-    """Options of every command."""
+class _CommonOptions(_ObjectOptions):
+    """Options that may stand before the command."""
 
     debug: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the traceback of an error."""
@@ -92,6 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.path.append("")
         for module in options.modules:
             importlib.import_module(module)
+        words += ["--make-env", options.make_env] * bool(options.make_env)
         run_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
@@ -102,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # raised by rich
             return BROKEN_PIPE
+        _print_list_hint(words, error.code)
         raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -115,6 +119,13 @@ def main(arguments: list[str] | None = None) -> int:
         return getattr(error, "exit_code", USER_ERROR if expected else 1)
     finally:
         warnings.formatwarning = _PLAIN_WARNING
+
+
+def _print_list_hint(words: list[str], code: object) -> None:
+    """Print the spelling of a list if tyro has refused one such as `[64,64]` or `64,64`."""
+    if code == USER_ERROR and (given := _LIST.search("\n".join(words))):
+        values = " ".join(re.findall(r"[\w.]+", given[1]))
+        print(f"error: a list is {given[1]}; expected {values}, with spaces", file=sys.stderr)
 
 
 def _format_warning(
@@ -146,7 +157,7 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
             print(f"  {name:<12}{(command.__doc__ or '').partition(chr(10))[0]}")
         print(f"\n`{prog} COMMAND --help` lists the options of a command.")
         print("--debug prints the traceback of an error; --import MODULE imports a module first;")
-        print("--make-env MODULE:FUNCTION makes your own environment (train, resume, evaluate, …).")
+        print(f"{_ENV_HELP} (train, resume, evaluate, …).")
         raise SystemExit(0 if words else USER_ERROR)
     if words[0] == "--version":
         return print(version("phasicrl"))
@@ -213,12 +224,14 @@ def parse_and_call(
 
     Parameters that have no text form, such as functions, keep their defaults, except `make_env`.
     """
+    text = None
     if "user_objects" in inspect.signature(function).parameters:
         objects, words = _parse_objects(words)
+        text = (inspect.getdoc(function) or "").partition("\nArgs:")[0] + f"\n{_ENV_HELP}"
         function = functools.partial(function, **objects)
     return tyro.cli(
         function, args=_expand_home(words), prog=f"phasicrl {prog}", registry=_REGISTRY,
-        config=(marker, tyro.conf.SuppressFixed),
+        config=(marker, tyro.conf.SuppressFixed), description=text,
     )  # fmt: skip
 
 
@@ -359,6 +372,7 @@ def _print_help(command: str, options_type: type, base: Config) -> None:
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     for field in dataclasses.fields(options_type):
         print(f"  --{field.name.replace('_', '-')} {format_value(field.default)}")
+    print(f"  {_ENV_HELP}\n" * (command == "train"), end="")
     values, texts = base.values() | {"env.options": base.env.options}, {**get_option_docs(Config)}
     for part in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group := getattr(base, part.name)):

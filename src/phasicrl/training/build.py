@@ -32,7 +32,7 @@ from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.directory import RunDirectory, fill_user_objects_with_none
+from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, fill_user_objects_with_none
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
@@ -139,7 +139,9 @@ def restore_run(
             usable checkpoint, or its configuration was changed.
     """
     files, objects = RunDirectory(directory), fill_user_objects_with_none(user)
-    directory = files.path
+    if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
+        call = f"phasicrl train --from {directory} --init-from {directory}"
+        raise ValueError(f"{directory} is an agent without checkpoints; `{call}` starts from it")
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 
 from phasicrl.models.agent import Agent
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import find_run_or_agent
 
 _VALUE_HEADS = ("value_head.", "aux_value_head.")
 _OBS_NORM = "reader.normalizer."
@@ -19,7 +18,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
 
     Args:
         agent: networks to initialize, in place.
-        directory: directory of the other run.
+        directory: directory of the other run, or name of an agent that comes with phasicrl.
 
     Returns:
         A message that lists loaded and other tensors, and a warning about observation statistics.
@@ -27,7 +26,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     Raises:
         ValueError: the directory is not a run directory, has no weights yet, or none that match.
     """
-    files, new = RunDirectory(Path(directory)), agent.state_dict()
+    files, new = find_run_or_agent(directory), agent.state_dict()
     old = files.weights()
     if bad := [name for name, tensor in old.items() if not tensor.isfinite().all()]:
         raise ValueError(
