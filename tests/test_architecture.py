@@ -111,7 +111,7 @@ LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
 phasicrl.config: Levels PolicyKind check_already_imported format_value
-phasicrl.config_io: atomic_write escape_control_chars read_json read_options write_json
+phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.make: episode_limit find_maker make_envs
 phasicrl.envs.protocol: TIME_LIMIT
 phasicrl.models.agent: Agent

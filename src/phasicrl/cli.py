@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -262,11 +262,27 @@ def print_lines(result: Iterable[object]) -> None:
     print(escape_control_chars("\n".join(map(str, result))))
 
 
-def print_table(table: Any) -> None:
-    """Print a table, as wide as the terminal at most."""
-    from rich.console import Console
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table, as wide as the terminal at most, with numbers on the right.
 
-    Console().print(table)
+    Args:
+        title: title above the table.
+        columns: heads of the columns; without any there is no head.
+        rows: cells, which are texts without markup, or rich's `Text`.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    cells = [[escape_control_chars(x) if isinstance(x, str) else x for x in row] for row in rows]
+    title = escape_control_chars(title)
+    has_lines = any("\n" in str(x) for row in cells for x in row)
+    table = Table(title=title, title_justify="left", show_header=any(columns), show_lines=has_lines)
+    for column, *values in zip(columns, *cells, strict=True):
+        justify = "right" if all(re.match(r"[-–\d]", str(x)) for x in values) else "left"
+        table.add_column(column, justify=justify, no_wrap="95 %" in column, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    Console(markup=False, emoji=False).print(table)
 
 
 # --- train and resume
@@ -399,14 +415,8 @@ def _print_run(run: Run) -> None:
     """Print the run directory and a table of results, on rank 0."""
     if not run.world.is_first:
         return
-    from rich.table import Table
-    from rich.text import Text
-
     title = f"{run.config.name} on {run.envs.name}, seed {run.config.seed}"
-    table = Table(title=Text(escape_control_chars(title)), show_header=False)
-    for name, value in run.summary().items():
-        table.add_row(name, value)
-    print_table(table)
+    print_table(title, ("", ""), run.summary().items())
     print_lines([f"run directory: {run.directory}"])
 
 
@@ -425,19 +435,16 @@ def _evaluate(words: list[str]) -> None:
 
 def print_evaluations(results: list[Evaluation]) -> None:
     """Print the results of evaluations as a table."""
-    from rich.table import Table
-
-    table = Table("policy", title=f"{len(results[0].returns)} episodes", title_justify="left")
-    for column in ("mean return", "95 % interval", "deviation", "median", "mean length"):
-        table.add_column(column, justify="right")
+    columns = ("policy", "mean return", "95 % interval", "deviation", "median", "mean length")
+    rows: list[tuple[str, ...]] = []
     has_both = len({result.levels for result in results}) > 1
     for result in results:
         row: dict[str, Any] = result.to_dict()
         label = f"{result.policy}, {result.levels}" if has_both else result.policy
         interval = "{:.2f} … {:.2f}".format(*row["interval_95"])
         rest = (f"{row[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
-        table.add_row(label, f"{result.mean_return:.2f}", interval, *rest)
-    print_table(table)
+        rows.append((label, f"{result.mean_return:.2f}", interval, *rest))
+    print_table(f"{len(results[0].returns)} episodes", columns, rows)
 
 
 def _preset_lines() -> list[str]:
@@ -465,21 +472,16 @@ def _show_presets(pattern: str = "") -> None:
     if not found:
         near = suggest_name(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
-    from rich.table import Table
-
-    table = Table(show_lines=True)
-    for column in ("preset", "summary and source", "differences from its parent"):
-        table.add_column(column, no_wrap=column == "preset")
+    rows: list[tuple[str, ...]] = []
     for name, preset in found.items():
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
-        lines = [f"[bold]{preset.parent or 'the defaults'}[/bold], but"]
+        lines = [f"{preset.parent or 'the defaults'}, but"]
         for path, (old, new) in differences(preset.config, parent).items():
-            lines.append(f"{path} {format_value(new)} [dim](was {format_value(old)})[/dim]")
+            lines.append(f"{path} {format_value(new)} (was {format_value(old)})")
         seeds, mean = TRAINED.get(name, (0, 0.0))
         trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "untrained"
-        text = f"{preset.summary}\n[dim]{preset.source}[/dim]\n{trained}"
-        table.add_row(name, text, "\n".join(lines))
-    print_table(table)
+        rows.append((name, f"{preset.summary}\n{preset.source}\n{trained}", "\n".join(lines)))
+    print_table("", ("preset", "summary and source", "differences from its parent"), rows)
 
 
 def _envs(words: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import io
@@ -9,16 +10,18 @@ import re
 from collections import defaultdict
 
 import pytest
-from rich.console import Console
 
+from phasicrl.cli import print_table
 from phasicrl.lab import doctor
-from phasicrl.lab.doctor import Check, check_machine, make_check_table
+from phasicrl.lab.doctor import Check, check_machine, make_check_rows
 
 
 def text_of(checks: list[Check]) -> str:
-    console = Console(file=io.StringIO(), width=160)
-    console.print(make_check_table(checks))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    text = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(text):
+        patch.setenv("COLUMNS", "160")
+        print_table("", ("", "", "", ""), make_check_rows(checks))
+    return text.getvalue()
 
 
 @pytest.mark.long

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from phasicrl import cli
+
+_MAX_TRIALS = 20
+"""Most trials of which `sweep status` lists all; of more it lists those that run or failed."""
 
 
 def _video(words: list[str]) -> None:
@@ -96,8 +100,8 @@ def _print_comparison(comparison: Any) -> None:
     from phasicrl.lab.analysis.compare import make_tables
 
     for table in make_tables(comparison):
-        cli.print_table(table)
-    cli.print_lines(comparison.files)
+        cli.print_table(*table)
+    cli.print_lines([*(f"note: {note}" for note in comparison.notes), *comparison.files])
 
 
 def _suite(words: list[str]) -> None:
@@ -151,20 +155,20 @@ def _run_sweep(words: list[str]) -> None:
 
 
 def _sweep_status(words: list[str]) -> None:
-    """Show state, steps and last return of each trial, and the best one of a search."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Show state, steps and last return of trials, and the best one of a search."""
     from phasicrl.lab.sweeps.sweep import get_status
 
     statuses = cli.parse_and_call(get_status, "sweep status", words)
-    table = Table(show_lines=True, title=statuses[0].shared, title_justify="left")
-    for column in ("trial", "settings", "environment", "state", "steps", "return"):
-        table.add_column(column, overflow="fold")
-    for each in statuses:
-        mean = "–" if each.return_100 is None else f"{each.return_100:.4g}"
-        table.add_row(each.id, each.arm, each.env, each.state, f"{each.env_steps:,}", mean)
-    Console(markup=False).print(table)
+    rows = [
+        (each.id, each.arm, each.env, each.state, f"{each.env_steps:,}",
+         "–" if each.return_100 is None else f"{each.return_100:.4g}")
+        for each in statuses
+        if len(statuses) <= _MAX_TRIALS or each.state in ("running", "stopped", "diverged", "fail")
+    ]  # fmt: skip
+    columns = ("trial", "settings", "environment", "state", "steps", "return")
+    cli.print_table(statuses[0].shared, columns, rows)
+    counts = Counter(each.state for each in statuses)
+    cli.print_lines([", ".join(f"{number} {state}" for state, number in counts.items())])
     scored = [status for status in statuses if status.state == "complete"]
     if best := max(scored, key=lambda status: status.score or 0.0, default=None):
         way = f"`phasicrl train --from DIR/{best.id}/trial.json --seed 101` trains it"
@@ -197,9 +201,10 @@ def _bench(words: list[str]) -> None:
 
 def _doctor(words: list[str]) -> None:
     """Check what works on this machine, and name the remedy for what does not."""
-    from phasicrl.lab.doctor import check_machine, make_check_table
+    from phasicrl.lab.doctor import check_machine, make_check_rows
 
-    cli.print_table(make_check_table(cli.parse_and_call(check_machine, "doctor", words)))
+    rows = make_check_rows(cli.parse_and_call(check_machine, "doctor", words))
+    cli.print_table("phasicrl doctor", ("what", "status", "found", "remedy"), rows)
 
 
 COMMANDS: dict[str, cli.Command] = {

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from rich.table import Table
 from rich.text import Text
 
 from phasicrl import Config
@@ -95,16 +94,10 @@ def check_machine() -> list[Check]:
     ]
 
 
-def make_check_table(checks: Iterable[Check]) -> Table:
-    """Make a table of the checks for the terminal."""
-    table = Table(title="phasicrl doctor", title_justify="left")
-    for column in ("what", "status", "found", "remedy"):
-        table.add_column(column, overflow="fold")
-    for check in checks:
-        status = Text(check.status, _STYLES[check.status])
-        # Plain strings are markup: `phasicrl[lab]` would lose its extra.
-        table.add_row(Text(check.name), status, Text(check.found), Text(check.remedy))
-    return table
+def make_check_rows(checks: Iterable[Check]) -> list[tuple[Any, ...]]:
+    """Make a row of a table for each check, with its status in color."""
+    return [(each.name, Text(each.status, _STYLES[each.status]), each.found, each.remedy)
+            for each in checks]  # fmt: skip
 
 
 def probe_env(env_id: str) -> str:

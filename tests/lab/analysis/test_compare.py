@@ -11,7 +11,7 @@ import pytest
 
 from phasicrl.cli import main
 from phasicrl.config import EnvConfig, PPOConfig
-from phasicrl.lab.analysis.compare import compare_runs
+from phasicrl.lab.analysis.compare import compare_runs, make_tables
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from tests.lab.analysis.runs import HARD, make_run, make_runs, numbers, own_curve, publish, read_csv
 
@@ -261,7 +261,7 @@ def test_tables_fit_into_eighty_columns_and_have_names_verbatim(
     both += make_runs(tmp_path / "d", line([9.1] * 3), line([3.2] * 3), env="procgen:bigfish")
     assert compare(*both, "--units", "procgen-easy") == 0
     printed = capsys.readouterr().out
-    assert "│ optimality gap │       demo │            2 │ " in printed
+    assert "│ optimality gap │ demo       │            2 │ " in printed
     assert max(map(len, printed.splitlines())) <= 80 and "…" not in printed
     assert compare(*both) == 0  # raw returns of two environments are not averaged
     assert "optimality gap" not in (printed := capsys.readouterr().out) and "IQM" not in printed
@@ -321,3 +321,15 @@ def test_an_experiment_has_one_name_on_every_environment(tmp_path: Path) -> None
     assert [result.label for result in found.results] == labels
     assert [one.label for one in found.overall] == ["lr 1e-3"]
     assert found.notes == ("all runs are of demo",)
+
+
+def test_more_than_ten_experiments_are_compared_with_the_first(tmp_path: Path) -> None:
+    clips = [0.125 * i for i in range(1, 12)]
+    runs = [make_runs(tmp_path / f"{clip}", line([clip] * 3), ppo=PPOConfig(clip=clip))[0]
+            for clip in clips]  # fmt: skip
+    for number in (10, 11):
+        *_, (_, _, rows) = make_tables(compare_runs(runs[:number]))
+        assert len(rows) == {10: 10 * 9 / 2, 11: 10}[number]
+    assert [(one, over) for one, _, over in rows] == [
+        (f"clip {clip}", "clip 0.125") for clip in clips[1:]
+    ]  # fmt: skip

@@ -237,6 +237,22 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     assert shown.count("clip 0.1") == shown.count("clip 0.3") == 1
 
 
+def test_status_of_many_trials_lists_those_that_need_attention(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    sweep.make_sweep(folder, ["classic-ppo"], seeds=range(1, 22))
+    trials = sweep.list_trials(folder)
+    for trial, state in zip(trials[:19], [*["done"] * 17, "diverged", "diverged"], strict=True):
+        sweep.write_dataclass(trial / sweep.OUTCOME, sweep.Outcome(state))
+    for lost in (0, 1):
+        assert main(["sweep", "status", str(folder)]) == 0
+        shown = capsys.readouterr().out
+        assert f"\n17 done, 2 diverged, {2 - lost} pending\n" in shown
+        assert shown.count("│ classic-ppo") == (20 if lost else 2)
+        (trials[-1] / sweep.TRIAL).unlink(missing_ok=True)
+
+
 def begin(folder: Path) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "phasicrl", "sweep", "run", str(folder), "--jobs", "2"]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -15,26 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from phasicrl.config_io import escape_control_chars, write_json
+from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import TIME_LIMIT
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
-from phasicrl.lab.analysis.curves import (
-    Array,
-    Curve,
-    Task,
-    get_shared_name,
-    read_curves,
-)
+from phasicrl.lab.analysis.curves import Array, Curve, Task, get_shared_name, read_curves
 from phasicrl.lab.analysis.plot import format_steps
 from phasicrl.lab.analysis.references import WINDOW, extend_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
 
 Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""Title, heads of the columns, rows."""
 _COLUMNS = (
     "env_id", "distribution", "experiment", "published", "run", "env_steps", "units", "score",
     "target", "steps_to_target",
@@ -383,26 +379,24 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
     return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
 
 
-def make_tables(comparison: Comparison) -> list[Any]:
-    """Make the tables of a comparison for a terminal, with notes below."""
-    from rich.text import Text
-
+def make_tables(comparison: Comparison) -> list[Table]:
+    """Make the tables of a comparison, each for `cli.print_table`."""
     results, overall = comparison.results, comparison.overall
     tasks = list(dict.fromkeys(result.task for result in results))
     units = "" if comparison.units == "raw" else f", in units {comparison.units}"
-    made: list[Any] = []
+    made: list[Table] = []
     for task in tasks:
         task_results = [result for result in results if result.task == task]
         at = f"{comparison.metric} at {format_steps(task_results[0].steps)} steps{units}"
         columns = ("experiment", "runs", "mean (95 %)", "worst", "best")
-        made.append(_make_table(f"{task}: {at}", columns, [
-            (result.name, len(result.scores), _format_interval(result.mean, len(result.scores)),
+        made.append((f"{task}: {at}", columns, [
+            (result.name, str(runs := len(result.scores)), _format_interval(result.mean, runs),
              format_number(min(result.scores), 4), format_number(max(result.scores), 4))
             for result in task_results
         ]))  # fmt: skip
         if comparison.target is not None:
             title = f"{task}: median steps to {comparison.target:g} ({comparison.units})"
-            made.append(_make_table(title, ("experiment", "median (95 %)", "reached by"), [
+            made.append((title, ("experiment", "median (95 %)", "reached by"), [
                 (result.name, _format_median(result.reaches, len(result.reached)),
                  f"{sum(map(math.isfinite, result.reached))} of {len(result.reached)} runs")
                 for result in task_results if result.reaches is not None
@@ -410,18 +404,21 @@ def make_tables(comparison: Comparison) -> list[Any]:
     # Raw returns of different environments are not averaged.
     if len(tasks) > 1 and overall and comparison.units != "raw":
         columns = ("measure", "experiment", "runs on each", "value (95 %)")
-        made.append(_make_table("all environments (95 % stratified bootstrap)", columns, [
-            (name, one.label, one.num_runs, _format_interval(one.measures[name], one.num_runs))
+        made.append(("all environments (95 % stratified bootstrap)", columns, [
+            (name, one.label, f"{one.num_runs}",
+             _format_interval(one.measures[name], one.num_runs))
             for name, one in product(overall[0].measures, overall)
         ]))  # fmt: skip
     if len(overall) > 1:  # each pair once: the other way round it is 1 less this
-        made.append(_make_table("probability of improvement", ("of", "is (95 %)", "over"), [
+        is_long, title = len(overall) > plot.MAX_CURVES, "probability of improvement"
+        pairs = product(overall[1:], overall[:1]) if is_long else combinations(overall, 2)
+        made.append((title + " over the first experiment" * is_long, ("of", "is (95 %)", "over"), [
             (one.label,
              _format_interval(one.improves[other.label], max(one.num_runs, other.num_runs)),
              other.label)
-            for one, other in combinations(overall, 2)
+            for one, other in pairs
         ]))  # fmt: skip
-    return made + [Text(escape_control_chars(f"note: {note}")) for note in comparison.notes]
+    return made
 
 
 def _format_interval(estimate: Estimate, num_runs: int) -> str:
@@ -436,17 +433,3 @@ def _format_median(median: Estimate, num_runs: int) -> str:
     if low == "never":
         return value
     return f"{value} ({low} to {high})" if num_runs > 1 else f"{value} (–)"
-
-
-def _make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:
-    """Make a table with numbers on the right and names without markup."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(escape_control_chars(title)), title_justify="left")
-    for index, column in enumerate(columns):
-        justify = "right" if index else "left"
-        table.add_column(column, justify=justify, no_wrap="95 %" in column)
-    for row in rows:
-        table.add_row(*(Text(escape_control_chars(str(cell))) for cell in row))
-    return table
