@@ -117,7 +117,7 @@ phasicrl.envs.protocol: TIME_LIMIT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
-phasicrl.runs.directory: METRICS_FILE RunDirectory WeightsKind
+phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: Signals watch_parent

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, PPOConfig
+from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, ModelConfig, PPOConfig
 from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
 from phasicrl.lab.analysis.plot import plot_runs
@@ -86,9 +86,9 @@ PHASES = [{"aux": AuxConfig(epochs=epochs)} for epochs in (0, 6)]
     ("settings", "labels"),
     [
         ([{"name": "a"}, {"name": "b"}], ["a", "b"]),
-        ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-3", "demo, lr 1e-4"]),
+        ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-4", "demo, lr 1e-3"]),
         ([{"name": "a-0123456789"}, {"name": "b-0123abcdef"}], ["a", "b"]),
-        (RATES, ["lr 1e-3", "lr 1e-4"]),
+        (RATES, ["lr 1e-4", "lr 1e-3"]),
         (PHASES, ["aux.epochs 0", "aux.epochs 6"]),
         ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
         ([{}, {"total_env_steps": 1000}], ["demo"]),
@@ -105,6 +105,18 @@ def test_experiments_are_named_by_what_differs_and_are_not_averaged(
     curves = read_curves(runs, RETURN)
     assert [curve.label for curve in curves] == labels
     assert {len(curve.runs) for curve in curves} == {2 * len(settings) // len(labels)}
+
+
+def test_experiments_are_sorted_by_value(tmp_path: Path) -> None:
+    arms: list[dict[str, Any]] = [
+        {"ppo": PPOConfig(clip=clip), "model": ModelConfig(hidden_sizes=sizes)}
+        for clip in (None, 0.25, 0.125, 2.0) for sizes in ((128,), (64, 64), ())
+    ]  # fmt: skip
+    runs = [make_run(tmp_path / f"{i}", [(1, 1.0)], **arm) for i, arm in enumerate(arms)]
+    assert [curve.label for curve in read_curves(runs, RETURN)] == [
+        f"model.hidden_sizes {sizes}, clip {clip}"
+        for sizes in ("", "64 64", "128") for clip in ("0.125", "0.25", "2.0", "none")
+    ]  # fmt: skip
 
 
 def test_an_option_of_the_environment_in_some_runs_distinguishes_them(tmp_path: Path) -> None:
@@ -150,7 +162,7 @@ def make_sweep(folder: Path, *clips: float) -> Path:
 def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    sweep = make_sweep(tmp_path, 0.25, 0.5)
+    sweep = make_sweep(tmp_path, 0.5, 0.25)
     curves = read_curves([sweep], RETURN)
     assert [(curve.label, curve.mean.tolist()) for curve in curves] == [
         ("clip 0.25", [1.75]), ("clip 0.5", [2.0])
@@ -159,14 +171,14 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     # A pending trial, and a run in which no episode has ended.
     (sweep / "s3-0").mkdir()
     (sweep / "s3-0" / "trial.json").write_text("{}")
-    (sweep / "s2-1" / "runs" / "run" / "metrics.jsonl").write_text(
+    (sweep / "s2-0" / "runs" / "run" / "metrics.jsonl").write_text(
         '{"env_steps": 9, "iteration": 1, "a/b": 1.0}\n'
     )
     with pytest.warns(UserWarning) as warned:
         assert [len(curve.runs) for curve in read_curves([sweep], RETURN)] == [2, 1]
     texts = [str(each.message) for each in warned]
-    assert any("1 of 5 trials" in text for text in texts)
-    assert any("s2-1/runs/run: no episode has ended" in text for text in texts)
+    assert any(text.endswith(f"{sweep}/s3-0: left out") for text in texts)
+    assert any("s2-0/runs/run: no episode has ended" in text for text in texts)
 
 
 def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
@@ -186,7 +198,7 @@ def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
         comparison = compare_runs([sweep], output=tmp_path / "scores")
         page = write_report([sweep]).read_text(encoding="utf-8")
     texts = [str(each.message) for each in warned]
-    assert sum("1 of 39 trials have no data, and are left out" in text for text in texts) == 3
+    assert sum(f"finished in {sweep}/s2-02: left out" in text for text in texts) == 3
     assert sum("no episode has ended in 200 steps" in text for text in texts) == len(texts) - 3 == 6
     arms = {row["curve"]: row for row in rows}
     assert len(arms) == 13 and arms["clip 0.1 (no episode ended)"]["mean"] == "nan"
@@ -214,11 +226,18 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     (sweep / "s1" / "trial.json").write_text("{}")
     for runs, metric, message in [
         ([], RETURN, "runs is empty; give at least one"),
-        ([sweep], RETURN, "has no run with data; "),
+        ([sweep], RETURN, "sweep/s1; expected a run with data"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
-        ([empty], RETURN, "empty has no data"),
+        ([empty], RETURN, "empty; expected a run with data"),
         ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; .* has {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):
             read_curves(runs, metric)
+    other = make_run(tmp_path / "other", [(1, 3.0)], metric="losses/aux/kl_loss")
+    with pytest.warns(UserWarning) as warned:
+        (curve,) = read_curves([empty, run, other], "losses/aux/kl_loss")
+        assert write_report([empty, run], output=tmp_path / "page.html").is_file()
+    assert curve.runs.tolist() == [[3.0]]
+    names = [str(each.message).removesuffix(": left out").split()[-1] for each in warned]
+    assert names == [str(empty), str(run), str(empty)]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.envs.protocol import TIME_LIMIT
-from phasicrl.runs.directory import METRICS_FILE, RunDirectory
+from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
 from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
@@ -129,36 +129,41 @@ class Arm(NamedTuple):
 
 
 def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
-    """Return run directories, with those of its trials in place of a sweep's directory.
+    """Return the run directories that have data, with those of its trials in place of a sweep's.
+
+    A warning names runs and trials without data.
 
     Args:
         paths: absolute paths of run directories and of sweeps.
 
     Raises:
-        ValueError: a sweep has no run with data.
+        ValueError: no run has data.
     """
-    runs: list[Path] = []
+    found: list[Path] = []
+    empty: list[str] = []
     for path in dict.fromkeys(paths):
-        if not (trials := [*path.glob("*/trial.json")]):
-            runs.append(path)
-            continue
-        files = sorted(path.glob(f"*/runs/*/{METRICS_FILE}"))
-        found = [file.parent for file in files if RunDirectory(file.parent).last_rows(1)]
+        trials = [file.parent for file in sorted(path.glob("*/trial.json"))]
+        for folder in trials or [path]:
+            runs = sorted(folder.glob("runs/*")) if trials else [folder]
+            # A folder that is not a run is refused when it is read.
+            runs = [run for run in runs if RunDirectory(run).last_rows(2)
+                    or not (run / CONFIG_FILE).is_file()]  # fmt: skip
+            found += runs
+            empty += [] if runs else [str(folder)]
+    if empty:
+        text = f"no iteration was finished in {', '.join(empty)}"
         if not found:
-            raise ValueError(f"{path} has no run with data; `phasicrl sweep status` says why")
-        if without := len(trials) - len({run.parents[1] for run in found}):
-            text = f"{path}: {without} of {len(trials)} trials have no data"
-            warnings.warn(f"{text}, and are left out", stacklevel=2)
-        runs += found
-    return runs
+            raise ValueError(f"{text}; expected a run with data")
+        warnings.warn(f"{text}: left out", stacklevel=2)
+    return found
 
 
 def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
     """Read the curves of runs, in the order of their experiments.
 
     Args:
-        paths: run directories, and directories of sweeps, whose runs without data for `metric` are
-            left out with a warning.
+        paths: run directories, and directories of sweeps; runs without data for `metric` are left
+            out with a warning.
         metric: name of the metric.
         smooth_steps: see `smooth`.
 
@@ -166,23 +171,22 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     experiment have returns, and there is a warning.
 
     Raises:
-        ValueError: `runs` is empty, a folder is not a run directory, runs have no data for
-            `metric`, or runs of one experiment share no steps.
+        ValueError: `runs` is empty, a folder is not a run directory, no run has data for `metric`,
+            or runs of one experiment share no steps.
     """
     if not paths:
         raise ValueError("runs is empty; give at least one run directory")
-    points: dict[Path, Points] = {}
-    given = [path.expanduser().resolve() for path in paths]
-    for run in expand_sweeps(given):
-        try:
-            points[run] = smooth(_read_points(run, metric), smooth_steps)
-        except ValueError as error:
-            if run in given:
-                raise
-            warnings.warn(f"{error}. It is left out", stacklevel=2)
-    if not points:
-        raise ValueError(f"metric is {metric}, which no run has")
-    arms = read_arms([*points])
+    runs = expand_sweeps([path.expanduser().resolve() for path in paths])
+    points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
+    lacking = [run for run in points if not len(points[run][0])]
+    if len(lacking) == len(points):
+        present = {name for row in RunDirectory(runs[0]).metrics() for name in row
+                   if "/" in name and math.isfinite(row[name])}  # fmt: skip
+        raise ValueError(f"metric is {metric}; {runs[0]} has {', '.join(sorted(present))}")
+    if lacking:
+        names = ", ".join(map(str, lacking))
+        warnings.warn(f"{metric} is missing in {names}: left out", stacklevel=2)
+    arms = read_arms([run for run in points if run not in lacking])
     groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
     for run, arm in arms.items():
         groups[arm.task, arm.label].append(run)
@@ -257,15 +261,11 @@ def _read_points(run: Path, metric: str) -> Points:
     """Read the steps and values of a run's metric; NaN for returns if no episode has ended."""
     rows = RunDirectory(run).metrics(metric)
     points = extract_points(rows, metric)
-    if not len(points[0]):
-        if rows and metric.startswith("charts/episodic"):
-            steps = np.array([row["env_steps"] for row in rows], np.float64)
-            text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps"
-            warnings.warn(f"{text}; set a time limit ({TIME_LIMIT})", stacklevel=2)
-            return steps, np.full(len(steps), np.nan)
-        present = {name for row in RunDirectory(run).metrics() for name in row
-                if "/" in name and math.isfinite(row[name])}  # fmt: skip
-        raise ValueError(f"metric is {metric}; {run} has {', '.join(sorted(present))}")
+    if not len(points[0]) and metric.startswith("charts/episodic"):
+        steps = np.array([row["env_steps"] for row in rows], np.float64)
+        text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps"
+        warnings.warn(f"{text}; set a time limit ({TIME_LIMIT})", stacklevel=2)
+        return steps, np.full(len(steps), np.nan)
     return points
 
 
@@ -286,33 +286,42 @@ def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) ->
     """Label the experiment of each run by name, unless all share it, and by options that differ.
 
     Options are compared between runs of one name and task; options that differ are shown on all
-    tasks.
+    tasks. Runs of a name are sorted by the values of these options.
     """
     names = {run: get_experiment(config) for run, config in configs.items()}
-    options = {
-        run: {path: format_setting(path, value) for path, value in config.identity().items()
-              if path not in ("env.id", "env.distribution")}
-        for run, config in configs.items()
-    }  # fmt: skip
-    every = {path for settings in options.values() for path in settings}
-    seen: dict[tuple[str, Task, str], set[str | None]] = defaultdict(set)
+    options = {run: config.identity() for run, config in configs.items()}
+    every = dict.fromkeys(path for settings in options.values() for path in settings)
+    seen: dict[tuple[str, Task, str], set[str]] = defaultdict(set)
     for run, name in names.items():
-        for path in every:
-            seen[name, tasks[run], path].add(options[run].get(path))
+        for path in every.keys() - {"env.id", "env.distribution"}:
+            seen[name, tasks[run], path].add(repr(options[run].get(path)))
     differing = {(name, path) for (name, _, path), values in seen.items() if len(values) > 1}
+
+    def get_order(run: Path) -> Any:
+        values = (options[run].get(path, ()) for path in every if (names[run], path) in differing)
+        return [*names.values()].index(names[run]), [*map(_get_sort_key, values)]
+
     labels: dict[Path, str] = {}
-    for run, name in names.items():
-        parts = [text for path, text in options[run].items() if (name, path) in differing]
+    for run in sorted(names, key=get_order):
+        name = names[run]
+        parts = [format_setting(path, value) for path, value in options[run].items()
+                 if (name, path) in differing]  # fmt: skip
         if len({*names.values()}) > 1 or not parts:
             parts = [name, *parts]
         labels[run] = ", ".join(parts)
     return labels
 
 
+def _get_sort_key(value: Any) -> Any:
+    """Return a key that sorts numbers and lists of numbers by value, then all else by its text."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return (0, numbers) if all(isinstance(x, int | float) for x in numbers) else (1, str(value))
+
+
 def read_arms(runs: Sequence[Path]) -> dict[Path, Arm]:
-    """Read the experiments of runs, labeled among each other."""
+    """Read the experiments of runs, labeled and sorted as by `label_configs`."""
     configs = {run: RunDirectory(run).config for run in runs}
     tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
     labels = label_configs(configs, tasks)
-    return {run: Arm(configs[run], tasks[run], get_experiment(configs[run]), labels[run])
-            for run in runs}  # fmt: skip
+    return {run: Arm(configs[run], tasks[run], get_experiment(configs[run]), label)
+            for run, label in labels.items()}  # fmt: skip

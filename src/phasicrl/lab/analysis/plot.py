@@ -72,7 +72,7 @@ def plot_runs(
         The written files.
 
     Raises:
-        ValueError: a folder is not a run directory, runs have no data for the metric, or the
+        ValueError: a folder is not a run directory, no run has data for the metric, or the
             reference lacks the metric, the game or a column.
         FileNotFoundError: the reference file does not exist.
         ModuleNotFoundError: matplotlib is not installed.

@@ -170,7 +170,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         The written file.
 
     Raises:
-        ValueError: `runs` is empty, a run has no data, or the output is not an .html file.
+        ValueError: `runs` is empty, no run has data, or the output is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
     jinja2 = import_optional("jinja2", "reports need jinja2")
@@ -181,14 +181,14 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name with the ending .html")
-    found = expand_sweeps(runs)
-    for run in found:
-        RunDirectory(run).reject_special_files()  # runs may come from somebody else
+    for run in runs:  # which may come from somebody else
+        RunDirectory(run).reject_special_files()
+    for run in (found := expand_sweeps(runs)):
+        RunDirectory(run).reject_special_files()
     arms = read_arms(found)
     has_tasks = len({arm.task for arm in arms.values()}) > 1
     subjects: list[_ReportedRun] = []
-    labels = [arm.label for arm in arms.values()]
-    for run, arm in sorted(arms.items(), key=lambda each: labels.index(each[1].label)):
+    for run, arm in arms.items():
         number = f"{len(subjects) + 1}. " * (len(arms) > MAX_CURVES)
         name = f"{number}{arm.label}{f' on {arm.task}' * has_tasks}, seed {arm.config.seed}"
         name = name if len(arms) > 1 else run.name
