@@ -111,7 +111,7 @@ def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]
     """Return the function that makes a registered environment with `env.options`."""
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
-    spec = gym.spec(name.rpartition(":")[2])
+    spec = gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
     options = get_make_options(spec, config.options)
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
@@ -120,8 +120,9 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     """Split an id into its back end and its name there.
 
     The prefixes are `procgen:`, `envpool:`, `gymnasium:` and those of `SIMULATORS`;
-    `gymnasium:module:Id` imports a module first, which registers the id. An id without prefix is
-    searched in Procgen's games, EnvPool and Gymnasium, in this order.
+    `gymnasium:module:Id` imports a module first, which registers the id or has a function or class
+    of this name. An id without prefix is searched in Procgen's games, EnvPool and Gymnasium, in
+    this order.
 
     Raises:
         ValueError: the id is unknown; the message has the nearest one.
@@ -130,10 +131,12 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     prefix, _, name = env_id.partition(":") if ":" in env_id else ("", "", env_id)
     module, _, bare = name.rpartition(":")
     if prefix == "gymnasium" and module:
-        importlib.import_module(module)
+        found = importlib.import_module(module)
+        if not {bare, name} & gym.registry.keys() and hasattr(found, bare):
+            gym.register(name, entry_point=name)
     elif prefix == "envpool":
         envpool.import_envpool()  # raises if it is not installed
-    if prefix == "gymnasium" and bare in gym.registry:  # saves the import of EnvPool
+    if prefix == "gymnasium" and {bare, name} & gym.registry.keys():  # EnvPool is not imported
         return "gymnasium", name
     names = _names(prefix)
     for backend, known in names.items():
@@ -180,9 +183,9 @@ def episode_limit(config: EnvConfig) -> int | None:
     if backend == "envpool":
         options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
-    given = config.options.get("max_episode_steps")
-    limit = gym.registry[name.rpartition(":")[2]].max_episode_steps if given is None else int(given)
-    return limit if limit and limit > 0 else None
+    spec = gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
+    limit = int(config.options.get("max_episode_steps", spec.max_episode_steps or 0))
+    return limit if limit > 0 else None
 
 
 def list_envs(pattern: str = "*") -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Schedule
+from phasicrl.config import Config, Schedule, parse_env_module
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.envs.checks import CLIP_REMEDY
 from phasicrl.envs.make import make_envs
@@ -85,7 +85,7 @@ def start_run(
         ValueError: the configuration cannot work.
     """
     objects = fill_user_objects_with_none(user)
-    for module in config.imports:
+    for module in filter(None, (*config.imports, parse_env_module(config.env.id))):
         import_module(module)
     runs = RunDirectory.find_runs(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:
@@ -140,8 +140,8 @@ def restore_run(
     """
     files, objects = RunDirectory(directory), fill_user_objects_with_none(user)
     if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
-        call = f"phasicrl train --from {directory} --init-from {directory}"
-        raise ValueError(f"{directory} is an agent without checkpoints; `{call}` starts from it")
+        remedy = f"`phasicrl train --from {directory} --init-from {directory}` starts from it"
+        raise ValueError(f"{directory} is an agent without checkpoints; {remedy}")
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:
@@ -176,10 +176,9 @@ def restore_run(
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
     remark += _describe_changes(changes, run.learner, env_steps)
-    message = f"resumed {directory} at {env_steps:,} steps{remark}"
-    if is_over:
-        message = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
-    run.metrics_log.show_message(message)
+    resumed = f"resumed {directory} at {env_steps:,} steps{remark}"
+    finished = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
+    run.metrics_log.show_message(finished if is_over else resumed)
     return run
 
 

@@ -150,6 +150,26 @@ def test_finished_and_running_trials_are_skipped(tmp_path: Path) -> None:
         assert status.return_100 == RunDirectory(run).metrics(trials.RETURN)[-1][trials.RETURN]
 
 
+def test_trials_train_and_resume_in_an_environment_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rooms.py").write_text("from tests.corridor import corridor as make\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder, words = tmp_path / "sweep", ["--make-env", "rooms:make", "--total-env-steps", "2048"]
+    assert main(["sweep", "make", str(folder), "classic-ppo", "--seeds", "1", *words]) == 0
+    (trial,) = sweep.list_trials(folder)
+    config = read_options(Config, trial / sweep.TRIAL)
+    assert (config.env.id, config.total_env_steps) == ("gymnasium:rooms:make", 2048)
+    train(trials.make_trial_config(config, config.name, trial), callbacks=stop_at(1))
+    sys.modules.pop("rooms")
+    assert main(["sweep", "run", str(folder)]) == 2
+    assert "--import rooms" in capsys.readouterr().err
+    assert sweep.train_trial(trial) == "done", "in a process that has not imported the module"
+    (run,) = map(RunDirectory, (trial / "runs").iterdir())
+    assert run.metrics()[-1]["env_steps"] == 2048 and len(run.card["resumed"]) == 1
+    assert run.metrics(trials.RETURN)[-1][trials.RETURN] <= 1, "reward 1 at the end of a corridor"
+
+
 @pytest.mark.usefixtures("here")
 def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = {"ppo.learning_rate": 1e30, "ppo.max_grad_norm": None}

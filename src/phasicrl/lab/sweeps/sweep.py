@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ def make_sweep(
     *,
     values: Path | None = None,
     seeds: Sequence[int] = SEEDS,
+    total_env_steps: int | None = None,
+    make_env: str | None = None,
 ) -> int:
     """Write a trial for each preset, combination of values and seed, without training.
 
@@ -62,6 +65,8 @@ def make_sweep(
         presets: Names of presets.
         values: JSON file with a list of values for each option: `{"ppo.clip": [0.1, 0.2]}`.
         seeds: Seeds of the runs: below 101 to choose settings, from 101 on to report them.
+        total_env_steps: Budget of each run; none: that of its preset.
+        make_env: Function that makes the environment, as MODULE:FUNCTION.
 
     Returns:
         Number of new trials.
@@ -73,6 +78,11 @@ def make_sweep(
     if (directory / SEARCH).exists():
         raise ValueError(f"{directory} has a search; choose another folder")
     lists = read_json(values) if values else {}
+    if total_env_steps is not None:
+        lists["total_env_steps"] = [total_env_steps]
+    if make_env is not None:
+        import_module(make_env.partition(":")[0])
+        lists["env.id"] = [f"gymnasium:{make_env}"]
     check_value_lists(lists)
     arms = [arm for preset in presets for arm in make_grid(get_preset(preset), lists)]
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{TRIAL}")]
