@@ -110,13 +110,14 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: Levels PolicyKind check_already_imported format_value
+phasicrl.config: Levels PolicyKind check_already_imported format_value parse_env_module
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.make: episode_limit find_maker make_envs
 phasicrl.envs.protocol: TIME_LIMIT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
+phasicrl.runs.checkpoint: hash_file
 phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
 phasicrl.system.machine: import_optional num_cores

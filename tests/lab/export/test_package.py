@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import EnvConfig, EvaluationConfig, LogConfig
+from phasicrl.config import Config, EnvConfig, EvaluationConfig, LogConfig
 from phasicrl.lab.export import package as package_module
 from phasicrl.lab.export.export import play_exported
 from phasicrl.lab.export.hub import pull, push
@@ -58,6 +58,7 @@ def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path:
     greedy = made.evaluations[0]
     assert index[0]["results"][0]["metrics"][0]["value"].startswith(f"{greedy.mean_return:.2f} +/-")
     assert "128 environment steps, seed 3" in text
+    assert f"evaluate . --make-env {corridor.__module__}:corridor\n" in text
 
 
 def test_the_events_of_all_processes_of_a_run_are_packed_in_one_file(tmp_path: Path) -> None:
@@ -230,3 +231,19 @@ def test_the_calls_are_those_of_the_client_that_is_installed() -> None:
     ):
         ours = set(inspect.signature(getattr(Hub, name)).parameters) - {"self", "repository"}
         assert ours <= set(inspect.signature(real).parameters), name
+
+
+def test_the_commands_of_a_page_name_what_they_need(run: Path) -> None:
+    config = RunDirectory(run).config
+
+    def make_page(config: Config, **own: str) -> str:
+        found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
+        return package_module.format_model_card(config, {"own": own}, found)
+
+    text = make_page(replace(config, imports=("mine",)), schedule="mine:s")
+    assert "evaluate . --import mine\n" in text and "--from config.json --import mine\n" in text
+    text = make_page(config, make_env="mine:f", make_head="mine:h")
+    assert "phasicrl.evaluate('.', make_env=…, make_head=…)" in text and "mine:f, mine:h" in text
+    assert "phasicrl train" not in text and "phasicrl train" not in make_page(
+        config, make_env="__main__:f"
+    )

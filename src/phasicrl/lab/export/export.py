@@ -101,7 +101,7 @@ def export_policy(
         raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            _import_package(package)
+            import_optional(package, f"ONNX needs {package}")
     num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = saved.make_envs(num_envs, "unseen", seed=0)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
@@ -128,10 +128,6 @@ def export_policy(
         finally:
             temporary.unlink(missing_ok=True)
     return Export(output, metadata, num_envs * len(samples), difference)
-
-
-def _import_package(package: str) -> Any:
-    return import_optional(package, f"ONNX needs {package}")
 
 
 def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
@@ -223,7 +219,7 @@ def open_policy(path: Path) -> PolicyFile:
     path = max(present, key=lambda file: file.stat().st_mtime_ns)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
-        _import_package("onnxruntime")
+        import_optional("onnxruntime", "ONNX needs onnxruntime")
     try:
         text, run = (_open_onnx if is_onnx else _open_torch)(path)
     except Exception as error:  # onnxruntime's errors have no common class

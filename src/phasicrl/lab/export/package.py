@@ -6,7 +6,6 @@ a list of hashes. Everything that only reads a run directory reads packages, too
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import re
@@ -17,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasicrl import Config, evaluate
+from phasicrl.config import parse_env_module
 from phasicrl.config_io import write_json
 from phasicrl.lab.analysis.curves import Task, get_task
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
+from phasicrl.runs.checkpoint import hash_file
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 
@@ -132,12 +133,8 @@ def _write_pages(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     text = format_model_card(files.config, files.card, evaluations)
     (folder / PAGE_FILE).write_text(text, encoding="utf-8")
     names = [name for name in FILES if (folder / name).is_file()]
-    hashes = "".join(f"{_hash_file(folder / name)}  {name}\n" for name in names)
+    hashes = "".join(f"{hash_file(folder / name)}  {name}\n" for name in names)
     (folder / HASHES_FILE).write_text(hashes)
-
-
-def _hash_file(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def check_package(path: Path) -> list[str]:
@@ -158,7 +155,7 @@ def check_package(path: Path) -> list[str]:
         raise ValueError(f"{path} has or lacks {names}; expected the files in {HASHES_FILE}")
     for name, digest in listed.items():
         file = path / name
-        if file.is_symlink() or not file.is_file() or _hash_file(file) != digest:
+        if file.is_symlink() or not file.is_file() or hash_file(file) != digest:
             raise ValueError(f"{file} was changed; expected the SHA-256 in {HASHES_FILE}")
     return list(listed)
 
@@ -184,6 +181,15 @@ def format_model_card(
         f"{each['interval_95'][1]:.2f} | {each['std_return']:.2f} | {each['episodes']} |"
         for each in reports
     ]
+    own = {name: x for name, x in (card.get("own") or {}).items() if name.startswith("make_")}
+    modules = (*config.imports, parse_env_module(config.env.id))
+    flags = "".join(f" --import {module}" for module in modules if module)
+    flags += f" --make-env {own['make_env']}" if "make_env" in own else ""
+    commands = [f"phasicrl evaluate .{flags}", f"phasicrl train --from config.json{flags}"]
+    if own.keys() - {"make_env"} or "__main__" in flags:
+        call = f"phasicrl.evaluate('.', {', '.join(f'{name}=…' for name in own)})"
+        commands = [f"# in Python: {call}"]
+    commands += [f"# with {', '.join(own.values())} of the author"] * bool(own)
     lines = [
         "---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", "",
         f"# {kind} on {title}", "",
@@ -191,8 +197,7 @@ def format_model_card(
         f"commit {card.get('commit') or 'unknown'}.", "",
         "| actions | mean return | 95 % interval | deviation | episodes |",
         "|---|---|---|---|---|", *rows, "",
-        "```sh", "phasicrl evaluate .", "phasicrl train --from config.json   # train it again",
-        "```", "",
+        "```sh", *commands, "```", "",
         "Weights are in `agent.safetensors`, configuration and origin in `config.json` and",
         "`card.json`, all returns in `evaluation.json`. No file here holds code.",
     ]  # fmt: skip
