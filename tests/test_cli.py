@@ -64,6 +64,12 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
         more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []
         assert main([*command, *more, f"--make-env={own}"]) == 0, command
         assert main(["--make-env", own, *command, *more]) == 0, f"{command} after the option"
+    vectors = [*words[2:], "--output-dir", str(tmp_path / "vectors"), "--make-env"]
+    assert main(["train", "classic-ppo", *vectors, "tests.envs.simulators:make_counting"]) == 0
+    (run,) = map(str, (tmp_path / "vectors").iterdir())
+    assert "--make-env" in error_of(capsys, "evaluate", run)
+    maker = ["--make-env", "tests.envs.simulators:make_counting"]
+    assert main(["evaluate", run, "--episodes", "2", *maker]) == 0
     for wrong in ("tests.corridor:none", "tests.nowhere:f", "corridor"):
         text = error_of(capsys, "evaluate", run, "--make-env", wrong)
         assert f"make_env is '{wrong}'; expected MODULE:FUNCTION" in text

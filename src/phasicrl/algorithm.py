@@ -39,7 +39,7 @@ def learn(run: Run) -> None:
                 buffer,
                 on_stage=run.show,
                 on_epoch=run.log_epoch,
-                before_epoch=run.maybe_checkpoint,
+                before_epoch=run.snapshot_and_maybe_save,
             )
         # Keep the rollouts for the phase that is left out at the end of a run, in case it is
         # resumed with more steps

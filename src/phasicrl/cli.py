@@ -66,7 +66,7 @@ class _ObjectOptions:
     """Objects of the user, in commands whose functions take them."""
 
     make_env: str = ""
-    """Function that makes an environment, as `MODULE:FUNCTION`."""
+    """Function that makes an environment, or of a number of environments, as `MODULE:FUNCTION`."""
 
 
 @dataclass(frozen=True)
@@ -246,10 +246,15 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         return {}, rest
     module, _, name = options.make_env.partition(":")
     try:
-        return {"make_env": getattr(importlib.import_module(module), name)}, rest
-    except (ImportError, AttributeError, ValueError) as error:
+        function = getattr(importlib.import_module(module), name)
+        parameters = inspect.signature(function).parameters.values()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         given = f"make_env is {options.make_env!r}; expected MODULE:FUNCTION"
         raise ValueError(f"{given} ({error})") from error
+    takes_number = any(
+        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters
+    )
+    return {"make_vector_env" if takes_number else "make_env": function}, rest
 
 
 def _expand_home(words: list[str]) -> list[str]:
@@ -301,7 +306,8 @@ def _train(words: list[str]) -> None:
     objects, words = _parse_objects(words)
     options, config = parse_config_and_options(words, "train", _TrainOptions)
     if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
-        config = config.with_updates({"env.id": getattr(objects["make_env"], "__name__", "own")})
+        (function,) = objects.values()
+        config = config.with_updates({"env.id": getattr(function, "__name__", "own")})
     from phasicrl.algorithm import train
     from phasicrl.system.signals import handle_preemption
 

@@ -125,7 +125,7 @@ class Collector:
         for t in range(rollout.first.shape[1]):
             # Store the observation, sample an action, step the environments.
             rollout.obs[:, t] = self._obs
-            action = self.act(rollout, t).to(self.envs.device)
+            action = self.sample_actions(rollout, t).to(self.envs.device)
             try:
                 step = self.envs.step(action)
             except (ValueError, EnvError):  # the action may come from a diverged network
@@ -148,10 +148,10 @@ class Collector:
         steps = {**info, "reward": reward, "terminated": terminated, "ended": ended}
         return self._find_truncations(truncated, finals), steps
 
-    def act(self, rollout: Rollout, t: int) -> Tensor:
+    def sample_actions(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.
 
-        The actions, their log-probabilities and the values are stored in the rollout.
+        The actions as drawn, their log-probabilities, masks and values are stored in the rollout.
         """
         mask = None
         if rollout.action_mask is not None:
@@ -160,7 +160,7 @@ class Collector:
         noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
         noise = self.executor.upload(noise)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        outputs = self.executor.run_inference(self._policy_step, self.agent, inputs)
+        outputs = self.executor.infer_at_once(self._policy_step, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
         for value in values:

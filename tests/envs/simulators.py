@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from torch import Tensor
 
 from phasicrl.spaces import assemble, get_part, leaves, map_leaves
+from tests.envs.counting import PlainCounting
 
 
 class TensorEnvs:
@@ -110,3 +111,7 @@ class RestoredEnvs(TensorEnvs):
             env._id, env._episode, env._time = row
         self._obs = [self._copy(env._observe()) for env in self.envs]
         self._mask = [None] * self.num_envs
+
+
+def make_counting(num_envs: int) -> TensorEnvs:
+    return TensorEnvs(PlainCounting, num_envs, "raw")

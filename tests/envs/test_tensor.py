@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -175,6 +176,28 @@ def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(tells: bool) ->
     assert all(step.final_obs is None for step in steps)
 
 
+def test_isaac_lab_says_what_its_time_limit_means_and_hands_over_final_observations() -> None:
+    finite, whole = VecEnv(tells=False, limit=3), VecEnv(tells=True, limit=None)
+    finite.cfg = SimpleNamespace(is_finite_horizon=True)  # type: ignore[attr-defined]
+    whole.cfg = SimpleNamespace(compute_final_obs=True)  # type: ignore[attr-defined]
+    original = whole.step
+
+    def step(action: Tensor) -> Any:
+        *others, extras = original(action)
+        final = {"policy": torch.full((2, 1), 9.0), "critic": torch.full((2, 2), 9.0)}
+        return *others, extras | {"final_obs": final}
+
+    whole.step = step  # type: ignore[method-assign]
+    for envs in map(make, (finite, whole)):
+        envs.reset()
+        steps = [envs.step(torch.zeros(2, 1)) for _ in range(3)]
+        is_finite = not envs.has_final_obs
+        assert steps[-1].terminated.tolist() == [is_finite, False]
+        assert steps[-1].truncated.tolist() == [not is_finite, False]
+        assert (steps[-1].final_obs is None) == is_finite
+        assert steps[-2].final_obs is None
+
+
 def test_rsl_rl_environments_that_tell_no_limit_are_refused() -> None:
     envs = make(VecEnv(tells=False, limit=None))
     envs.reset()
@@ -195,7 +218,7 @@ def test_a_compiled_simulator_steps_as_it_does_eagerly() -> None:
     log: list[str] = []
     executor = Executor(Plan(compiled=True), log=log.append)
     eager, compiled = (make(TensorCartPole(8), 8) for _ in range(2))
-    compiled.run = executor.run_inference  # type: ignore[attr-defined]
+    compiled.run = executor.infer_at_once  # type: ignore[attr-defined]
     ends = 0
     assert torch.equal(eager.reset(), compiled.reset())
     generator = torch.Generator().manual_seed(1)

@@ -332,7 +332,9 @@ class Groups(gym.Env[Any, Any]):
 def test_policy_and_value_network_read_their_own_groups_of_observations() -> None:
     model = {"encoder": "mlp", "policy_obs": ("actor",), "value_obs": ("critic",)}
     agent = make_agent(space=Groups.observation_space, actions=Groups.action_space, model=model)
-    assert agent.encoder.num_features == 8 and agent.encoder.dense.layers[0].in_features == 2
+    encoders: list[Any] = [agent.encoder, agent.value_encoder]
+    sizes = [encoder.dense.layers[0].in_features for encoder in encoders]
+    assert sizes == [2, 3]
     obs = {"actor": torch.rand(S * L, 2), "critic": torch.rand(S * L, 3)}
     outputs = []
     for changed in (None, "actor", "critic"):

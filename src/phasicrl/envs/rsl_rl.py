@@ -17,16 +17,18 @@ Observations = Mapping[str, Tensor]
 
 
 class RslRlEnv:
-    """`Simulator` over a `VecEnv` of rsl_rl 5, which resets in its steps and keeps no final state.
+    """`Simulator` over a `VecEnv` of rsl_rl 5, which resets in its steps.
 
     Episodes that `extras["time_outs"]` names are truncated; without it, those that last
-    `max_episode_length` steps.
+    `max_episode_length` steps, unless `cfg.is_finite_horizon` says that the limit is a termination.
+    Final observations are lost, but for Isaac Lab's `extras["final_obs"]`, if
+    `cfg.compute_final_obs`.
     """
 
-    has_final_obs = False
-
     def __init__(self, envs: Any) -> None:
-        self._envs = envs
+        self._envs, config = envs, getattr(envs, "cfg", None)
+        self.has_final_obs = bool(getattr(config, "compute_final_obs", False))
+        self._is_finite = bool(getattr(config, "is_finite_horizon", False))
         self.num_envs, self.device = envs.num_envs, envs.device
         self.single_observation_space = Dict(
             [(name, _unbounded(*obs.shape[1:])) for name, obs in self._observe().items()]
@@ -50,14 +52,16 @@ class RslRlEnv:
         done = dones.bool()
         self._lengths += 1
         time_outs = extras.get("time_outs")
-        if time_outs is None:
+        if self._is_finite:
+            time_outs = torch.zeros_like(done)
+        elif time_outs is None:
             if not (limit := getattr(self._envs, "max_episode_length", None)):
                 text = "returned neither extras['time_outs'] nor has a max_episode_length"
                 raise Invalid(f"{text}; expected one, to tell a time limit from a termination")
             time_outs = self._lengths >= limit
         truncated = done & time_outs.bool()
         self._lengths.masked_fill_(done, 0)
-        return dict(obs.items()), reward, done & ~truncated, truncated, {}
+        return dict(obs.items()), reward, done & ~truncated, truncated, extras
 
     def close(self) -> None:
         """Close the environments, where they can be closed."""

@@ -98,7 +98,7 @@ class TensorVectorEnv:
     Attributes:
         has_final_obs: whether the final observations of ended episodes are handed over.
         run: function that runs a function of tensors, perhaps compiled, see
-            `Executor.run_inference`; None if steps are never compiled.
+            `Executor.infer_at_once`; None if steps are never compiled.
     """
 
     def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:

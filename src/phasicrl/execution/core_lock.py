@@ -39,7 +39,10 @@ class CoreLock:
 
     @contextmanager
     def take_turn(self) -> Iterator[None]:
-        """Wait for the lock, and hold it until the block ends."""
+        """Wait for the turn of this run to compute on its cores, and hold it until the block ends.
+
+        After 2 s, or where files cannot be locked, the block runs without a turn.
+        """
         start = time.monotonic()
         deadline = start + TIMEOUT_SECONDS if start >= self._retry_at else start
         with ExitStack() as files:

@@ -91,17 +91,17 @@ class Executor:
                 results.append(output.reshape(-1, num_steps, *output.shape[2:]))
         return torch.cat(results)
 
-    def run_inference(
+    def infer_at_once(
         self,
         function: Callable[..., tuple[Tensor, ...]],
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Call a function of tensors without gradient, compiled if `plan.compiled`.
+        """Call a function of tensors once on its whole inputs, compiled if `plan.compiled`.
 
         Args:
-            function: function that uses a module; the key of its compiled code, so that every call
-                must pass the same object.
+            function: function without gradient that uses a module; the key of its compiled code,
+                so that every call must pass the same object.
             module: module whose parameters and buffers are used.
             inputs: tensors, of equal shapes in all calls.
         """

@@ -142,11 +142,13 @@ class CompiledUpdate:
                        for group in self._groups]  # fmt: skip
         index_of = {id(parameter): i for i, parameter in enumerate(parameters)}
 
-        def find_indices(parameters: Sequence[Tensor]) -> list[int]:
+        def find_trained_indices(parameters: Sequence[Tensor]) -> list[int]:
             return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
-        self._members = [sorted(find_indices(group["params"])) for group in self._groups]
-        self._networks = [group for part in settings.networks if (group := find_indices(part))]
+        self._members = [sorted(find_trained_indices(group["params"])) for group in self._groups]
+        self._networks = [
+            group for part in settings.networks if (group := find_trained_indices(part))
+        ]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]

@@ -147,7 +147,7 @@ class RunDirectory:
             if names and all(given[other] is None for other in names):
                 raise ValueError(
                     f"{self.path} was trained with {name}={used}; expected the same {kind}. Give "
-                    f"{'--make-env MODULE:FUNCTION, or ' * (name == 'make_env')}"
+                    f"{'--make-env MODULE:FUNCTION, or ' * (kind == 'environment')}"
                     f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )

@@ -289,7 +289,7 @@ def _build_run(
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.show_message, world=world)
     if isinstance(envs, TensorVectorEnv):
-        envs.run = executor.run_inference
+        envs.run = executor.infer_at_once
     # All processes share the noise of actions, but each shuffles its minibatches differently.
     noise = Generator().manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(

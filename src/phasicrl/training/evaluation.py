@@ -112,7 +112,7 @@ def check_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
 
     Args:
         levels: requested levels.
-        env: options of the training environment; None for a custom one.
+        env: options of the training environment; None for a custom one, which is not checked.
 
     Raises:
         ValueError: the environment is not a game of Procgen, or was trained on all levels.

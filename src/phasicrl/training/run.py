@@ -236,7 +236,7 @@ class Run:
                 self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics({})
-            self.maybe_checkpoint()
+            self.snapshot_and_maybe_save()
         goal, episodes = self.config.stop_at_return, self.collector.episodes
         is_solved = goal is not None and episodes.is_full and episodes.recent_mean >= goal
         return self.world.any_rank(is_solved or answer == "stop")
@@ -268,7 +268,7 @@ class Run:
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
 
-    def maybe_checkpoint(self) -> None:
+    def snapshot_and_maybe_save(self) -> None:
         """Take a snapshot of the state, and save it if a checkpoint is due.
 
         In a run of one process, a full disk causes a warning only.
@@ -484,8 +484,9 @@ class Run:
         if saved:
             call = f"phasicrl resume {self.directory}"
             objects = {name: _name(each) for name, each in self.user.items() if each is not None}
-            if objects.keys() == {"make_env"} and not objects["make_env"].startswith("__main__"):
-                call += f" --make-env {objects['make_env']}"
+            maker = objects.get("make_env") or objects.get("make_vector_env") or "__main__"
+            if len(objects) == 1 and not maker.startswith("__main__"):
+                call += f" --make-env {maker}"
             elif objects:
                 given = ", ".join(f"{name}=…" for name in objects)
                 call = f"phasicrl.resume({str(self.directory)!r}, {given})"
