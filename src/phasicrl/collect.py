@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -200,8 +201,8 @@ class Collector:
             finals: final observations and memory states `[B, …]` of steps that ended episodes.
         """
         truncations: list[Truncation] = []
-        for t in truncated.any(1).nonzero().flatten().tolist() if finals else ():
-            (final_obs, state), rows = finals[t], truncated[t].nonzero().flatten()
+        for t, pairs in groupby(truncated.nonzero().tolist() if finals else [], lambda x: x[0]):
+            (final_obs, state), rows = finals[t], torch.tensor([env for _, env in pairs])
             envs, obs = map(self.executor.upload, (rows, final_obs[rows]))
             truncations.append((t, envs, obs, state[envs]))
         return truncations
