@@ -19,18 +19,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test check test-long test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
+.PHONY: train test check test-long test-slow test-mjlab test-faults audit bench lint format wheel fresh site figures setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten to fifteen minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
 
 # Tests start two hundred Pythons: what these compile is kept, also where the shell says otherwise.
-test test-long test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-slow test-mjlab test-faults: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## Run the tests; one that fails is run once more, by itself, and called flaky if it passes then
 	$(BIN)/pytest -n $(WORKERS) --rerun-failed $(ARGS)
 
-check: lint audit site test test-long test-slow test-faults  ## Run everything, also what CI leaves out; takes hours
+check: lint audit site test test-long test-slow test-mjlab test-faults  ## Run everything, also what CI leaves out; takes hours
 	@tools/try_wheel.sh all
 	@if git describe --exact-match --tags HEAD >/dev/null 2>&1; then $(MAKE) fresh; fi
 
@@ -42,6 +42,11 @@ test-long: $(READY)  ## Run the tests that take ten seconds and more
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pip install --quiet --constraint constraints.txt ray
 	$(BIN)/pytest -m slow $(HOUR) $(ARGS)
+
+# In an environment of its own, where that can be made.
+test-mjlab:  ## Run the tests of mjlab's tasks; 2.3 GB on disk
+	-@$(MAKE) .peers/mjlab/.ready
+	test ! -f .peers/mjlab/.ready || .peers/mjlab/bin/python -m pytest tests/envs/test_mjlab.py tests/envs/test_env_contract.py -k mjlab $(ARGS)
 
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
@@ -86,9 +91,9 @@ clean:  ## Remove .venv, build products and caches; runs/ stays
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 18
 
-.peers/sb3/.ready: benchmarks/peers/requirements-sb3.txt
-	@PYTHON="$(PYTHON)" tools/venv.sh .peers/sb3
-	@.peers/sb3/bin/python tools/install.py $<
+.peers/sb3/.ready .peers/mjlab/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
+	@PYTHON="$(PYTHON)" tools/venv.sh .peers/$*
+	@.peers/$*/bin/python tools/install.py $<
 	@touch $@
 
 .peers/audit/.ready .peers/procgen2/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt

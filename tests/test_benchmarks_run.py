@@ -133,6 +133,16 @@ def test_scaling(script: ModuleType, tmp_path: Path) -> None:
 
 
 @long
+def test_time_limits(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = "no final observation"
+    monkeypatch.setattr(script, "ARMS", {arm: script.ARMS[arm]})
+    monkeypatch.setattr(script, "CONFIG", script.CONFIG.with_updates({"total_env_steps": 1024}))
+    run(script, tmp_path / "time_limits.csv", "--seeds", "2")
+    found = columns(tmp_path / "time_limits.csv", "task", "arm", "seed")
+    assert found == [{"limit", "both"}, {arm}, {"101", "102"}]
+
+
+@long
 def test_large(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "TRAIN", {"vectors": f"train cartpole-ppo {SHORT}"})
     monkeypatch.setattr(script, "RUNS", 2)

@@ -23,6 +23,7 @@ from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices
 from tests.envs import counting
 from tests.envs.acting import draw_action
+from tests.envs.mjlab_tasks import SHORT, register_mjlab_tasks
 from tests.envs.simulators import RestoredEnvs, TensorEnvs
 from tests.helpers import assert_same, differences, skip_without_envpool
 
@@ -36,6 +37,7 @@ CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
     "envpool dm_control": ("envpool:CartpoleSwingup-v1", None),
     "envpool minigrid": ("envpool:MiniGrid-Empty-Random-5x5-v0", None),
     "envpool jumanji": ("envpool:Cleaner-v0", None),
+    "mjlab": (f"mjlab:{SHORT}", None),
     "gymnasium": ("gymnasium:CartPole-v1", None),
     "gymnasium processes": ("gymnasium:CartPole-v1", None),
     "own class": ("counting", counting.Counting),
@@ -86,6 +88,8 @@ def make(case: str, seed: int = 1) -> VectorEnv:
     env_id, make_env = CASES[case]
     if env_id.startswith(("procgen", "envpool")):
         skip_without_envpool()
+    if env_id.startswith("mjlab"):
+        register_mjlab_tasks()
     parallel = "processes" if case.endswith("processes") else "sync"
     threads = 2 if case == "procgen" else None
     config = EnvConfig(id=env_id, num_envs=B, parallel=parallel, num_threads=threads)
@@ -289,7 +293,8 @@ REPLAYED = (
     "gymnasium", "gymnasium processes", "tensors, raw",
 )  # fmt: skip
 NOT_REPLAYED = (
-    "envpool dm_control", "envpool minigrid", "envpool jumanji", *CUSTOM_VECTOR, *list(TENSORS)[1:],
+    "envpool dm_control", "envpool minigrid", "envpool jumanji", "mjlab", *CUSTOM_VECTOR,
+    *list(TENSORS)[1:],
 )  # fmt: skip
 """All others count their episodes, which a replay does not restore: that is noticed."""
 

@@ -31,9 +31,9 @@ class RslRlEnv:
         self._is_finite = bool(getattr(config, "is_finite_horizon", False))
         self.num_envs, self.device = envs.num_envs, envs.device
         self.single_observation_space = Dict(
-            [(name, _unbounded(*obs.shape[1:])) for name, obs in self._observe().items()]
+            [(name, unbounded(*obs.shape[1:])) for name, obs in self._observe().items()]
         )
-        self.single_action_space = _unbounded(envs.num_actions)
+        self.single_action_space = unbounded(envs.num_actions)
         self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
 
     def reset(self, *, seed: int | None = None) -> tuple[Observations, dict[str, Any]]:
@@ -72,5 +72,6 @@ class RslRlEnv:
         return dict(self._envs.get_observations().items())
 
 
-def _unbounded(*shape: int) -> Box:
+def unbounded(*shape: int) -> Box:
+    """Return the space of all float32 arrays of a shape."""
     return Box(-np.inf, np.inf, shape, np.float32)

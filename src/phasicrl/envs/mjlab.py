@@ -1,0 +1,97 @@
+"""Tasks of mjlab, by their ids there. Kind: effects."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import warp  # pyright: ignore[reportMissingImports]
+from gymnasium.spaces import Dict
+from torch import Tensor
+
+from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.checks import Invalid
+from phasicrl.envs.rsl_rl import Observations, unbounded
+
+warp.config.log_level = 30  # warnings only; set before the tasks are imported
+from mjlab.envs import ManagerBasedRlEnv  # noqa: E402  # pyright: ignore[reportMissingImports]
+from mjlab.tasks import registry  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+
+def list_names() -> list[str]:
+    """List the registered tasks."""
+    return registry.list_tasks()
+
+
+def make(name: str, options: dict[str, Any], local: RankEnvs) -> MjlabEnv:
+    """Make the environments of a task.
+
+    Args:
+        name: id of the task.
+        options: `device`, by default the current GPU if there is one, and `play`, whether to use
+            the task's settings for watching.
+        local: environments of this rank.
+    """
+    usual = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    device, play = options.pop("device", usual), options.pop("play", False)
+    if options:
+        raise Invalid(f"got env.options {', '.join(options)}; expected device or play")
+    config = registry.load_env_cfg(name, play=play)
+    config.scene.num_envs, config.auto_reset, config.seed = local.num_envs, False, None
+    # Terrains draw from NumPy's global generator; the caller restores those of PyTorch.
+    state, seed = np.random.get_state(), local.seeds()[0]
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # three pages of tables
+            return MjlabEnv(ManagerBasedRlEnv(config, device))
+    finally:
+        np.random.set_state(state)
+
+
+class MjlabEnv:
+    """`Simulator` over a `ManagerBasedRlEnv` that leaves resets to its caller.
+
+    It draws from PyTorch's global generators only, so that `reset` needs no seed.
+    """
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.num_envs, self.device = envs.num_envs, envs.device
+        self.single_observation_space = _convert(envs.single_observation_space)
+        self.single_action_space = _convert(envs.single_action_space)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Observations, dict[str, Any]]:
+        """Reset every environment."""
+        return self._envs.reset()[0], {}
+
+    def step(
+        self, action: Tensor
+    ) -> tuple[Observations, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+        """Step every environment; where the horizon is finite, its end is a termination."""
+        obs, reward, terminated, truncated, _ = self._envs.step(action)
+        if self._envs.cfg.is_finite_horizon:
+            terminated = terminated | truncated
+        return obs, reward, terminated, truncated, {}
+
+    def reset_rows(self, ended: Tensor) -> tuple[Observations, dict[str, Any]]:
+        """Reset the environments of ended episodes; other observations get new noise."""
+        rows = ended.nonzero().squeeze(1)
+        obs = self._envs.reset(env_ids=rows)[0] if len(rows) else self._envs.obs_buf
+        return obs, {}
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
+
+
+def _convert(space: Any) -> gym.Space[Any]:
+    """Return Gymnasium's space of one of mjlab, where all boxes are unbounded."""
+    if hasattr(space, "spaces"):
+        return Dict([(name, _convert(part)) for name, part in space.spaces.items()])
+    return unbounded(*space.shape)
