@@ -27,10 +27,10 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from phasicrl.config import (
     Config,
-    check_already_imported,
     format_value,
     get_defaults,
     get_option_docs,
+    require_imported_modules,
 )
 from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
@@ -353,7 +353,7 @@ def parse_config_and_options(
 
         path = Path(words[1])
         base = RunDirectory(path).config if path.is_dir() else read_options(Config, path)
-        check_already_imported(base)
+        require_imported_modules(base)
         words = words[1:]
     elif first.startswith("-"):
         raise ValueError(

@@ -879,7 +879,7 @@ def parse_env_module(env_id: str) -> str:
     return name.rpartition(":")[0] if back_end == "gymnasium" else ""
 
 
-def check_already_imported(config: Config) -> None:
+def require_imported_modules(config: Config) -> None:
     """Check that the user has imported all modules that a configuration from a file imports.
 
     Raises:

@@ -15,7 +15,7 @@ import pytest
 from phasicrl.algorithm import resume
 from phasicrl.envs import watchdog
 from phasicrl.envs.protocol import EnvError
-from phasicrl.envs.watchdog import Watchdog
+from phasicrl.envs.watchdog import EnvWatchdog
 from phasicrl.runs.directory import RunDirectory
 from tests.helpers import Corridor
 
@@ -30,7 +30,7 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever a clock says between two ticks: an hour of Ctrl-Z is one tick."""
-    made: list[Watchdog] = []
+    made: list[EnvWatchdog] = []
 
     def life() -> Iterator[object]:
         yield  # nothing is called
@@ -56,7 +56,7 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     monkeypatch.setattr(threading, "Event", HandSet)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     monkeypatch.setattr(watchdog.os, "_exit", end)
-    dog = Watchdog("mine")
+    dog = EnvWatchdog("mine")
     made[:] = [dog]
     with pytest.raises(Ended, match="4"):
         dog._count_seconds()

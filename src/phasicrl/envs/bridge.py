@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, Watchdog
+from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, EnvWatchdog
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
@@ -153,7 +153,7 @@ class NumpyVectorEnv:
         self._episodes = EpisodeActions(num_envs, self._actions.shape, self._actions.dtype)
         self._obs: np.ndarray | None = None  # None before the first reset and after close
         self._num_steps = 0
-        self._watchdog = Watchdog(name)
+        self._watchdog = EnvWatchdog(name)
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""

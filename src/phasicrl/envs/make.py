@@ -23,7 +23,7 @@ from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
-from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
+from phasicrl.envs.watchdog import RESET_SECONDS, EnvWatchdog
 from phasicrl.envs.wrappers import PartialObservation
 
 Backend = Literal["procgen", "envpool", "gymnasium", "mjlab", "gymnax", "pgx"]
@@ -62,7 +62,7 @@ def make_envs(
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
     local = RankEnvs(config.num_envs if num_envs is None else num_envs, seed, first_env)
-    with closing(Watchdog(config.id)) as watchdog:
+    with closing(EnvWatchdog(config.id)) as watchdog:
         watchdog.call = "its start", 2 * RESET_SECONDS
         if make_vector_env is not None:
             envs = make_custom_envs(make_vector_env, config, local)

@@ -13,7 +13,7 @@ STEP_SECONDS, RESET_SECONDS = 60, 300
 """Deadlines of a step, and of a reset, which may include making the environments."""
 
 
-class Watchdog:
+class EnvWatchdog:
     """Thread that ends the process with exit code 4 and all stacks if a call hangs.
 
     Time in which the process is stopped, for example by Ctrl-Z, does not count, apart from one

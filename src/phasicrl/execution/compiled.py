@@ -86,10 +86,10 @@ def compile_inference(
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     weights = [tensor.detach() for tensor in tensors.values()]
 
-    def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
+    def call_with_given_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
         return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
-        compiled = compile_for(call_with_weights, [*weights, *(x.clone() for x in inputs)])
+        compiled = compile_for(call_with_given_weights, [*weights, *(x.clone() for x in inputs)])
     return lambda *inputs: compiled(*weights, *inputs)

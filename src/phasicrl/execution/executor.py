@@ -49,7 +49,7 @@ class Executor:
         self._compiled_calls: dict[Hashable, Callable[..., Any] | None] = {}
 
     def precision(self, phase: Phase) -> Precision:
-        """Return the precision of the encoders in a phase; rollouts use that of `policy`."""
+        """Return the precision of the encoders in a phase, for rollouts that of `policy`."""
         return self.plan.precision[phase]
 
     def upload(self, values: Tensor) -> Tensor:

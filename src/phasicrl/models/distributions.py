@@ -30,7 +30,7 @@ class Distribution(Protocol):
         ...
 
     def draw(self, noise: Float[Tensor, "*shape N"]) -> Tensor:
-        """Map noise to actions, without gradient."""
+        """Map given noise to actions, without gradient; draws nothing."""
         ...
 
     def mode(self) -> Tensor:
@@ -117,7 +117,7 @@ class Normal(Distribution):
         return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
     def draw(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return `mean + std·ε` without gradient, `[…]`."""
+        """Map noise ε to `mean + std·ε` without gradient, `[…]`."""
         return (self.mean + self.std * noise.to(self.mean.device)).detach()
 
     def mode(self) -> Float[Tensor, "*shape"]:

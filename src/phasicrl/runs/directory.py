@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from phasicrl.config import Config, check_already_imported, format_value
+from phasicrl.config import Config, format_value, require_imported_modules
 from phasicrl.config_io import atomic_write, read_json, read_options, suggest_name, write_json
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class RunDirectory:
                 )
         config = self.config
         try:
-            check_already_imported(config)
+            require_imported_modules(config)
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
         return config

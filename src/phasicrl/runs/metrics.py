@@ -304,7 +304,10 @@ class _TensorBoard:
         self._writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
     def write_episode(self, steps: Path, env_steps: int) -> None:
-        """Write time series of an episode, in a folder that TensorBoard shows as a run."""
+        """Write a CSV table of an episode's steps as time series, in a folder of the episode.
+
+        TensorBoard shows the folder as a run; an earlier one is replaced.
+        """
         folder = self._folder / "episodes" / f"{env_steps:012d}"
         shutil.rmtree(folder, ignore_errors=True)
         with closing(_TensorBoard(folder, 1)) as writer, steps.open(newline="") as file:

@@ -21,7 +21,7 @@ OLD_POLICY = "old-policy"
 """Prefix of the name of the chunk with the policy before an auxiliary phase."""
 
 
-def rank_state(state: dict[str, Any], world: World) -> dict[str, Any]:
+def select_state_to_save(state: dict[str, Any], world: World) -> dict[str, Any]:
     """Return the entries of a run's state that this process saves in a checkpoint."""
     if world.is_first:
         return state

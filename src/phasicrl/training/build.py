@@ -77,7 +77,8 @@ def start_run(
 
     Args:
         config: options of the run.
-        resume: `auto` resumes the newest run of this experiment, seed and length, if there is one.
+        resume: `never`, or `auto`, which resumes the newest run of this experiment, seed and length
+            that has a checkpoint, if there is one; `restore_run` takes a directory.
         world: processes of the run.
         user: custom objects, see `phasicrl.train`.
 

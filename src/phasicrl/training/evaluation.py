@@ -40,7 +40,7 @@ class Episodes(NamedTuple):
 
 
 def mean_return_and_length(parts: Iterable[Episodes]) -> tuple[float, float]:
-    """Return the mean return and length of all processes' episodes."""
+    """Return the mean return and length over the episodes of several parts, one per process."""
     returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
     return statistics.fmean(returns), statistics.fmean(lengths)
 

@@ -29,7 +29,7 @@ from phasicrl.runs.checkpoint import Chunks, hash_tensors, save_checkpoint
 from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
-from phasicrl.runs.parts import OLD_POLICY, rank_state
+from phasicrl.runs.parts import OLD_POLICY, select_state_to_save
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import find_commit
@@ -333,7 +333,7 @@ class Run:
             self.metrics_log.flush()  # before the checkpoint, which refers to the size of the log
         save_checkpoint(
             self.files.checkpoint_folder,
-            rank_state(state, self.world) | {"config": self.config.to_json()},
+            select_state_to_save(state, self.world) | {"config": self.config.to_json()},
             env_steps=env_steps, aux_epochs=aux_epochs, keep=self.config.checkpoint.keep,
             chunks=chunks, run_id=self._origin["run"], world=self.world,
         )  # fmt: skip

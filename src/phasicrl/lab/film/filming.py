@@ -162,7 +162,7 @@ class _Renderer:
         return image
 
     def get_last_image(self) -> np.ndarray:
-        """Return the last drawn image; there is always one, because each reset draws first."""
+        """Return the last drawn image; draws one if there is none."""
         return self.draw() if self._last is None else self._last
 
     def _draw_and_reset(self, **given: Any) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasicrl import Config, get_preset
-from phasicrl.config import check_already_imported, format_value
+from phasicrl.config import format_value, require_imported_modules
 from phasicrl.config_io import read_json, read_options, write_json
 from phasicrl.lab.analysis.curves import format_setting, get_task, label_configs
 from phasicrl.lab.experiments import trials
@@ -115,7 +115,7 @@ def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[s
     combinations = itertools.product(*values.values())
     arms = [make_sweep_arm(base, dict(zip(values, each, strict=True))) for each in combinations]
     for _, config in arms:
-        check_already_imported(config)
+        require_imported_modules(config)
     return arms
 
 
@@ -186,7 +186,7 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        check_already_imported(read_options(Config, folder / TRIAL))
+        require_imported_modules(read_options(Config, folder / TRIAL))
     if (directory / SEARCH).is_file():  # searches may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
