@@ -27,7 +27,7 @@ from phasicrl.config_io import ConfigError, convert, get_types, suggest_name
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
 Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
-Activation = Literal["relu", "tanh", "gelu"]
+Activation = Literal["relu", "tanh", "gelu", "elu"]
 MinibatchUnit = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
 OptionValue = str | int | float | bool

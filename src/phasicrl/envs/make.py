@@ -147,9 +147,9 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     missing = "" if "envpool" in names else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
-        "envpool: or gymnasium:. `phasicrl envs` lists known ones. For one that a module registers "
-        "write gymnasium:MODULE:ID, or add `--import MODULE`; for one that a function makes, "
-        f"`--make-env MODULE:FUNCTION`.{missing}"
+        "envpool:, gymnasium:, mjlab:, gymnax: or pgx:. `phasicrl envs` lists known ones. For one "
+        "that a module registers write gymnasium:MODULE:ID, or add `--import MODULE`; for one that "
+        f"a function makes, `--make-env MODULE:FUNCTION`.{missing}"
     )
 
 

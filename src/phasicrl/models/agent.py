@@ -91,14 +91,14 @@ class Agent(nn.Module):
         make_encoder: EncoderFactory | None = None, make_head: HeadFactory | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.value_path = config.value_path
+        self.value_path, self.config = config.value_path, config
         self.reader = ObservationReader(observation_space, obs_norm)
 
         if make_encoder is None and config.encoder != "mlp" and not self.reader.normalizer:
             check_image_range(observation_space)
 
-        def new_encoder(config: ModelConfig, keys: tuple[str, ...] | None) -> nn.Module:
-            space = select_keys(observation_space, keys)
+        def new_encoder(config: ModelConfig) -> nn.Module:
+            space = select_keys(observation_space, config.policy_obs)
             if make_encoder is None:
                 return build_encoder(space, config, generator)
             custom = make_encoder(space)
@@ -106,34 +106,30 @@ class Agent(nn.Module):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
             layout = self.reader.layout
-            inputs = self.reader(torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype)))
-            inputs = select_keys(inputs, keys)
+            stored = torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype))
+            inputs = select_keys(self.reader(stored), config.policy_obs)
             shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
             return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))
 
-        def new_memory(encoder: nn.Module) -> Memory:
-            num_inputs: Any = encoder.num_features
-            return make_memory(num_inputs, config, generator)
+        def new_memory(encoder: Any) -> Memory:
+            return make_memory(encoder.num_features, config, generator)
 
         def new_head(name: str, memory: Memory, num_outputs: int = 1) -> Any:
             size, expected = memory.num_features, (2, 1, num_outputs)
-            head = None if make_head is None else make_head(name, size, num_outputs)
-            if head is not None:
+            if make_head and (head := make_head(name, size, num_outputs)) is not None:
                 inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
                 return _check_output(f"make_head({name!r}, …)", head, inputs, shape, expected)
             scale = config.policy_head_scale if name == "policy" else config.value_head_scale
             return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)
 
-        value_config = replace(config, activation=config.value_activation or config.activation)
-        self.policy_obs, self.value_obs = config.policy_obs, config.value_obs
-        self.encoder = new_encoder(config, self.policy_obs)
-        is_separate = self.value_path == "separate"
-        self.value_encoder = new_encoder(value_config, self.value_obs) if is_separate else None
+        value_activation = config.value_activation or config.activation
+        value_config = replace(config, activation=value_activation, policy_obs=config.value_obs)
+        self.encoder = new_encoder(config)
+        self.value_encoder = new_encoder(value_config) if self.value_path == "separate" else None
         self.memory = new_memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else new_memory(self.value_encoder)
-        self.policy_head = PolicyHead(
-            action_space, action, partial(new_head, "policy", self.memory)
-        )
+        new_policy_head = partial(new_head, "policy", self.memory)
+        self.policy_head = PolicyHead(action_space, action, new_policy_head)
         self.value_head = new_head("value", self.value_memory or self.memory)
         self.aux_value_head = new_head("aux_value", self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
@@ -299,7 +295,7 @@ class Agent(nn.Module):
         """Return the features of one network, and its next memory state."""
         split, is_policy = self.memory.state_size, memory is self.memory
         memory_state = state[:, :split] if is_policy else state[:, split:]
-        inputs = select_keys(inputs, self.policy_obs if is_policy else self.value_obs)
+        inputs = select_keys(inputs, self.config.policy_obs if is_policy else self.config.value_obs)
         with autocast(precision, first.device):
             features = encoder(inputs).float()
         return memory(features.unflatten(0, first.shape), first, memory_state)

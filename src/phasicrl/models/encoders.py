@@ -22,7 +22,7 @@ from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
 from phasicrl.spaces import ObservationLayout, count_choices, get_part, is_image, leaves
 
-ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "elu": nn.ELU}
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

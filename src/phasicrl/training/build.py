@@ -292,10 +292,9 @@ def _build_run(
     if isinstance(envs, TensorVectorEnv):
         envs.run = executor.infer_at_once
     # All processes share the noise of actions, but each shuffles its minibatches differently.
-    noise = Generator().manual_seed(derive_seed(config.seed, "action"))
     collector = Collector(
-        envs, agent, generator=noise, executor=executor,
-        bootstrap_truncation=config.ppo.bootstrap_truncation,
+        envs, agent, generator=Generator().manual_seed(derive_seed(config.seed, "action")),
+        executor=executor, bootstrap_truncation=config.ppo.bootstrap_truncation,
     )  # fmt: skip
     others = [] if world.is_first else [world.rank]
     shuffle = Generator().manual_seed(derive_seed(config.seed, "shuffle", *others))

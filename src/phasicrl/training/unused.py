@@ -43,8 +43,7 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(model.memory != "none", "model.memory", "model.memory_size")
     flag_unless(ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target")
     flag_unless(ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step")
-    flag_unless(ppo.value_epochs, "ppo.value_epochs",
-                "ppo.value_coef ppo.value_clip ppo.epoch_order")
+    flag_unless(ppo.value_epochs, "ppo.value_epochs", "ppo.value_c ppo.epoch_order")
     flag_unless(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
     flag_unless(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
     flag_unless(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
@@ -56,10 +55,9 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(ppo.advantage_norm != "none" and not ppo.advantage_decay,
                 "ppo.advantage_norm without ppo.advantage_decay", "ppo.advantage_std")
     flag_unless(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
+    flag_unless(ppo.bootstrap_truncation, "ppo.bootstrap_truncation", "ppo.truncation_value")
     flag_unless(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
-                "ppo.bootstrap_truncation value_norm.")
-    flag_unless(ppo.baseline and ppo.bootstrap_truncation, "ppo.bootstrap_truncation",
-                "ppo.truncation_value")
+                "ppo.bootstrap_truncation ppo.truncation_value value_norm.")
     flag_unless(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
     flag_unless(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
     flag_unless(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
