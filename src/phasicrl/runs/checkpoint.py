@@ -188,7 +188,8 @@ def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
         for file in parts[rank]
         if file.endswith(".safetensors")
     }
-    tensors = loaded.pop("tensors")
+    # Copies are aligned in memory, as in training: else sums may differ in the last bit.
+    tensors = {name: tensor.clone() for name, tensor in loaded.pop("tensors").items()}
     state = json.loads((path / f"{prefix}state.json").read_text(encoding="utf-8"))
     return Part(_unflatten_tree(state, tensors), loaded)
 
