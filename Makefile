@@ -19,18 +19,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test check test-long test-slow test-mjlab test-faults audit bench lint format wheel fresh site figures setup clean help
+.PHONY: train test check test-long test-slow test-mjlab test-jax test-faults audit bench lint format wheel fresh site figures setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten to fifteen minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
 
 # Tests start two hundred Pythons: what these compile is kept, also where the shell says otherwise.
-test test-long test-slow test-mjlab test-faults: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-slow test-mjlab test-jax test-faults: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## Run the tests; one that fails is run once more, by itself, and called flaky if it passes then
 	$(BIN)/pytest -n $(WORKERS) --rerun-failed $(ARGS)
 
-check: lint audit site test test-long test-slow test-mjlab test-faults  ## Run everything, also what CI leaves out; takes hours
+check: lint audit site test test-long test-slow test-mjlab test-jax test-faults  ## Run everything, also what CI leaves out; takes hours
 	@tools/try_wheel.sh all
 	@if git describe --exact-match --tags HEAD >/dev/null 2>&1; then $(MAKE) fresh; fi
 
@@ -47,6 +47,10 @@ test-slow: $(READY)  ## Run the tests that train until something is learnt
 test-mjlab:  ## Run the tests of mjlab's tasks; 2.3 GB on disk
 	-@$(MAKE) .peers/mjlab/.ready
 	test ! -f .peers/mjlab/.ready || .peers/mjlab/bin/python -m pytest tests/envs/test_mjlab.py tests/envs/test_env_contract.py -k mjlab $(ARGS)
+
+test-jax:  ## Run the tests of gymnax and pgx; 1.9 GB on disk
+	-@$(MAKE) .peers/jax/.ready
+	test ! -f .peers/jax/.ready || .peers/jax/bin/python -m pytest tests/envs/test_jax.py tests/envs/test_env_contract.py -k "jax or gymnax or pgx" $(ARGS)
 
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
@@ -94,6 +98,12 @@ help:  ## Show this list
 .peers/sb3/.ready .peers/mjlab/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
 	@PYTHON="$(PYTHON)" tools/venv.sh .peers/$*
 	@.peers/$*/bin/python tools/install.py $<
+	@touch $@
+
+.peers/jax/.ready: benchmarks/peers/requirements-jax.txt
+	@PYTHON="$(PYTHON)" tools/venv.sh .peers/jax
+	@.peers/jax/bin/python tools/install.py $<
+	@.peers/jax/bin/pip install --disable-pip-version-check -qq --no-deps gymnax==1.0.1 --editable .
 	@touch $@
 
 .peers/audit/.ready .peers/procgen2/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt

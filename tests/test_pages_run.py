@@ -33,8 +33,8 @@ SMALLER = {
 }  # fmt: skip
 ONE_EPISODE = {"cartpole": 512, "starpilot": 512, "halfcheetah": 4096}
 """Steps of four environments in which some episode ends, of others 2,048: without, no curve."""
-NEED_A_SERVICE = ("hub pull", "--ray", "mjlab:")
-"""The Hub, a cluster, mjlab; tests of their own stand in (lab/export, lab/sweeps, envs)."""
+NEED_A_SERVICE = ("hub pull", "--ray", "mjlab:", "gymnax:", "pgx:")
+"""The Hub, a cluster, simulators; tests of their own stand in (lab/export, lab/sweeps, envs)."""
 MAY_MISS = ("--at-least", "--share-of-reference")
 """Bounds that an agent does not reach which has seen 64 steps: the exit code is 1 then."""
 

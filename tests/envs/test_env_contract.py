@@ -47,6 +47,8 @@ CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
     "masked in info": ("masked", counting.MaskedInInfo),
     "masked in observation processes": ("masked", counting.MaskedInObservation),
     "heuristic mask": ("masked", counting.MaskedInInfo),
+    "gymnax": ("gymnax:CartPole-v1", None),
+    "pgx masked": ("pgx:2048", None),
 }
 STEPS = {"envpool dm_control": 1010}
 """Long enough for two ends; 250 for the others."""
@@ -90,6 +92,8 @@ def make(case: str, seed: int = 1) -> VectorEnv:
         skip_without_envpool()
     if env_id.startswith("mjlab"):
         register_mjlab_tasks()
+    if env_id.startswith(("gymnax", "pgx")):
+        pytest.importorskip(env_id.partition(":")[0])
     parallel = "processes" if case.endswith("processes") else "sync"
     threads = 2 if case == "procgen" else None
     config = EnvConfig(id=env_id, num_envs=B, parallel=parallel, num_threads=threads)
@@ -290,7 +294,7 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
 
 REPLAYED = (
     "procgen", "envpool cartpole", "envpool atari", "envpool pendulum", "envpool mujoco",
-    "gymnasium", "gymnasium processes", "tensors, raw",
+    "gymnasium", "gymnasium processes", "tensors, raw", "gymnax", "pgx masked",
 )  # fmt: skip
 NOT_REPLAYED = (
     "envpool dm_control", "envpool minigrid", "envpool jumanji", "mjlab", *CUSTOM_VECTOR,
@@ -306,7 +310,8 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
     for _ in range(120):
         obs = envs.step(draw_action(envs, rng)).obs
     state = copy.deepcopy(envs.state_dict())
-    method = "snapshot" if case in TENSORS else "replay"
+    is_snapshot = case in (*TENSORS, "gymnax", "pgx masked")
+    method = "snapshot" if is_snapshot else "replay"
     assert envs.exact_state == ("none" if case in NOT_REPLAYED else method)
     assert (state is None) == (case in NOT_REPLAYED)
     if state is not None:

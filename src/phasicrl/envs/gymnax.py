@@ -1,0 +1,48 @@
+"""Environments of gymnax. Kind: effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.spaces import Box
+
+from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.jax import JaxEnvs, import_with_jax
+from phasicrl.envs.options import convert_options
+
+gymnax = import_with_jax("gymnax")
+
+
+def list_names() -> list[str]:
+    """List the ids of gymnax."""
+    return list(gymnax.registered_envs)
+
+
+def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
+    """Make environments of gymnax.
+
+    Args:
+        name: id in gymnax.
+        options: fields of the environment's parameters, such as `max_steps_in_episode`.
+        local: number of environments.
+
+    Raises:
+        ValueError: an option does not exist, or its value has a wrong type.
+    """
+    env, params = gymnax.make(name)
+    params = params.replace(**convert_options(f"gymnax:{name}", options, vars(params)))
+
+    def reset(key: Any) -> Any:
+        obs, state = env.reset_env(key, params)
+        return state, obs, None
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        # `step` would reset, and `step_env` does not know the limit of `is_truncated`.
+        obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
+        return state, obs, None, reward, terminated, env.is_truncated(state, params)
+
+    convert = gymnax.environments.spaces.gymnax_space_to_gym_space
+    space, actions = convert(env.observation_space(params)), convert(env.action_space(params))
+    if isinstance(space, Box):  # of Catch and FourRooms in another dtype than the observations
+        space = Box(space.low, space.high, space.shape)
+    return JaxEnvs(reset, step, (space, actions), local.num_envs)

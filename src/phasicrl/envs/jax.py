@@ -1,0 +1,123 @@
+"""Simulators that are pure functions of JAX. Kind: effects."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasicrl.envs.checks import MASK
+
+jax: Any = importlib.import_module("jax")
+
+
+def import_with_jax(name: str) -> Any:
+    """Import a package that uses JAX, after JAX was started without reserving a GPU's memory.
+
+    Otherwise JAX takes three quarters of it, which the networks need. If JAX has started before, or
+    the environment variable is set, the user's choice stays.
+    """
+    variable = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    if variable not in os.environ:
+        os.environ[variable] = "false"  # read once, when JAX looks for its devices
+        try:
+            jax.devices()
+        finally:
+            del os.environ[variable]
+    return importlib.import_module(name)
+
+
+class JaxEnvs:
+    """`Simulator` over pure functions of one environment.
+
+    One function, compiled at the first step (a second; ten for large games), steps all environments
+    and resets those that ended.
+
+    Args:
+        reset: function of a key that returns state, observation and action mask (None without).
+        step: function of key, state and action that returns state, observation, action mask,
+            reward, terminated and truncated, and never resets.
+        spaces: observation and action space.
+        num_envs: number of environments.
+    """
+
+    def __init__(
+        self,
+        reset: Callable[..., Any],
+        step: Callable[..., Any],
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        num_envs: int,
+    ) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = spaces
+        self._on_cpu = jax.default_backend() != "gpu" or not torch.cuda.is_available()
+        index = 0 if self._on_cpu else torch.cuda.current_device()
+        self.device = torch.device("cpu") if self._on_cpu else torch.device("cuda", index)
+        self._place = jax.devices("cpu" if self._on_cpu else "gpu")[index]
+
+        def start(key: Any) -> Any:
+            key, reset_key = jax.random.split(key)
+            rows = jax.vmap(reset)(jax.random.split(reset_key, num_envs))
+            # Without the "weak" dtypes of Python's numbers, which a step does not return: else the
+            # second step would be compiled again.
+            state, obs, mask = jax.tree.map(lambda x: x.astype(x.dtype), rows)
+            return (key, state), obs, mask
+
+        def advance(carry: Any, action: Any) -> Any:
+            key, step_key, reset_key = jax.random.split(carry[0], 3)
+            keys = jax.random.split(step_key, num_envs)
+            *raw, reward, terminated, truncated = jax.vmap(step)(keys, carry[1], action)
+            first = jax.vmap(reset)(jax.random.split(reset_key, num_envs))
+            ended = terminated | truncated
+
+            def select(new: Any, old: Any) -> Any:
+                rows = ended.reshape(-1, *(1,) * (old.ndim - 1))
+                return jax.numpy.where(rows, new, old).astype(old.dtype)
+
+            state, obs, mask = jax.tree.map(select, first, tuple(raw))
+            return (key, state), obs, mask, raw[1], reward, terminated, truncated
+
+        self._start, self._advance = jax.jit(start), jax.jit(advance)
+        self._carry: Any = None
+
+    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Reset every environment."""
+        key = self._carry[0] if seed is None else jax.random.PRNGKey(seed)
+        # "Committed" to its device, as the results of a step are: else it would be compiled again.
+        self._carry, obs, mask = self._start(jax.device_put(key, self._place))
+        return self._to_torch(obs), self._make_info(mask)
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """Step every environment, and reset ended ones."""
+        # On a CPU, JAX reads the action's memory until the results are there, which are waited for.
+        given = action.numpy() if self._on_cpu else jax.dlpack.from_dlpack(action)
+        self._carry, obs, mask, *others = self._advance(self._carry, given)
+        final_obs, reward, terminated, truncated = map(self._to_torch, others)
+        info = {"final_obs": final_obs} | self._make_info(mask)
+        return self._to_torch(obs), reward, terminated, truncated, info
+
+    def get_state(self) -> dict[str, Tensor]:
+        """Return the states of all environments and the key of the random numbers."""
+        leaves = jax.tree.leaves(self._carry)
+        return {str(index): self._to_torch(leaf) for index, leaf in enumerate(leaves)}
+
+    def set_state(self, state: dict[str, Tensor]) -> None:
+        """Restore a result of `get_state`."""
+        leaves = [jax.numpy.array(jax.dlpack.from_dlpack(leaf)) for leaf in state.values()]
+        carry = jax.tree.unflatten(jax.tree.structure(self._carry), leaves)
+        self._carry = jax.device_put(carry, self._place)
+
+    def _to_torch(self, array: Any) -> Tensor:
+        # NumPy copies so little faster than DLPack shares it.
+        if self._on_cpu and array.nbytes < 2**18:
+            return torch.from_numpy(np.array(array))
+        return torch.from_dlpack(array)
+
+    def _make_info(self, mask: Any) -> dict[str, Tensor]:
+        return {} if mask is None else {MASK: self._to_torch(mask)}

@@ -1,0 +1,53 @@
+"""Games of pgx for one player. Kind: effects."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.jax import JaxEnvs, import_with_jax
+from phasicrl.envs.options import convert_options
+
+pgx = import_with_jax("pgx")
+
+
+def list_names() -> list[str]:
+    """List the ids of pgx; `make` refuses those for several players."""
+    return list(pgx.available_envs())
+
+
+def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
+    """Make games of pgx.
+
+    Args:
+        name: id in pgx.
+        options: arguments of the game's class, such as `sticky_action_prob`.
+        local: number of environments.
+
+    Raises:
+        ValueError: the game has several players, an option does not exist, or its value has a wrong
+            type.
+    """
+    env = pgx.make(name)
+    if env.num_players != 1:
+        raise ValueError(f"env.id is pgx:{name}, for {env.num_players} players; expected one")
+    arguments = inspect.signature(type(env)).parameters.values()
+    known = {argument.name: argument.default for argument in arguments}
+    env = type(env)(**convert_options(f"pgx:{name}", options, known))
+
+    def reset(key: Any) -> Any:
+        state = env.init(key)
+        return state, state.observation, state.legal_action_mask
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state = env.step(state, action, key)
+        ends = state.terminated, state.truncated
+        return state, state.observation, state.legal_action_mask, state.rewards[0], *ends
+
+    # Zeros and ones, with channels last. As uint8 they would be images, divided by 255.
+    spaces = Box(0, 1, env.observation_shape, np.float32), Discrete(env.num_actions)
+    return JaxEnvs(reset, step, spaces, local.num_envs)
