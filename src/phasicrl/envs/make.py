@@ -100,9 +100,9 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
 
 
 def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:
-    # Simulators may seed PyTorch's global generators as they are made.
-    with convert_errors(f"{config.id}: its start"), torch.random.fork_rng():
+    with convert_errors(f"{backend}: its import"):
         module = importlib.import_module(f"phasicrl.envs.{backend}")
+    with torch.random.fork_rng():  # simulators may seed the global generators
         simulator = module.make(name, dict(config.options), local)
     return TensorVectorEnv(config.id, simulator, config, local)
 

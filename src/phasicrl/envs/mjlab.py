@@ -15,7 +15,7 @@ from gymnasium.spaces import Dict
 from torch import Tensor
 
 from phasicrl.envs.bridge import RankEnvs
-from phasicrl.envs.checks import Invalid
+from phasicrl.envs.options import convert_options
 from phasicrl.envs.rsl_rl import Observations, unbounded
 
 warp.config.log_level = 30  # warnings only; set before the tasks are imported
@@ -38,10 +38,9 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> MjlabEnv:
         local: environments of this rank.
     """
     usual = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    device, play = options.pop("device", usual), options.pop("play", False)
-    if options:
-        raise Invalid(f"got env.options {', '.join(options)}; expected device or play")
-    config = registry.load_env_cfg(name, play=play)
+    defaults = {"device": usual, "play": False}
+    options = defaults | convert_options(f"mjlab:{name}", options, defaults)
+    config = registry.load_env_cfg(name, play=options["play"])
     config.scene.num_envs, config.auto_reset, config.seed = local.num_envs, False, None
     # Terrains draw from NumPy's global generator; the caller restores those of PyTorch.
     state, seed = np.random.get_state(), local.seeds()[0]
@@ -49,7 +48,7 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> MjlabEnv:
     torch.manual_seed(seed)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # three pages of tables
-            return MjlabEnv(ManagerBasedRlEnv(config, device))
+            return MjlabEnv(ManagerBasedRlEnv(config, options["device"]))
     finally:
         np.random.set_state(state)
 
