@@ -60,7 +60,7 @@ class MjlabEnv:
     """
 
     def __init__(self, envs: Any) -> None:
-        self._envs = envs
+        self._envs, self.close = envs, envs.close
         self.num_envs, self.device = envs.num_envs, envs.device
         self.single_observation_space = _convert(envs.single_observation_space)
         self.single_action_space = _convert(envs.single_action_space)
@@ -83,10 +83,6 @@ class MjlabEnv:
         rows = ended.nonzero().squeeze(1)
         obs = self._envs.reset(env_ids=rows)[0] if len(rows) else self._envs.obs_buf
         return obs, {}
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
 
 
 def _convert(space: Any) -> gym.Space[Any]:

@@ -28,6 +28,8 @@ class RslRlEnv:
     def __init__(self, envs: Any) -> None:
         self._envs, config = envs, getattr(envs, "cfg", None)
         self.has_final_obs = bool(getattr(config, "compute_final_obs", False))
+        if hasattr(envs, "close"):
+            self.close = envs.close
         self._is_finite = bool(getattr(config, "is_finite_horizon", False))
         self.num_envs, self.device = envs.num_envs, envs.device
         self.single_observation_space = Dict(
@@ -62,11 +64,6 @@ class RslRlEnv:
         truncated = done & time_outs.bool()
         self._lengths.masked_fill_(done, 0)
         return dict(obs.items()), reward, done & ~truncated, truncated, extras
-
-    def close(self) -> None:
-        """Close the environments, where they can be closed."""
-        if hasattr(self._envs, "close"):
-            self._envs.close()
 
     def _observe(self) -> Observations:
         return dict(self._envs.get_observations().items())
