@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,10 +25,8 @@ def import_with_jax(name: str) -> Any:
     variable = "XLA_PYTHON_CLIENT_PREALLOCATE"
     if variable not in os.environ:
         os.environ[variable] = "false"  # read once, when JAX looks for its devices
-        try:
-            jax.devices()
-        finally:
-            del os.environ[variable]
+        jax.devices()
+        del os.environ[variable]
     return importlib.import_module(name)
 
 
@@ -48,11 +45,7 @@ class JaxEnvs:
     """
 
     def __init__(
-        self,
-        reset: Callable[..., Any],
-        step: Callable[..., Any],
-        spaces: tuple[gym.Space[Any], gym.Space[Any]],
-        num_envs: int,
+        self, reset: Callable[..., Any], step: Callable[..., Any], spaces: Any, num_envs: int
     ) -> None:
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = spaces
@@ -104,8 +97,7 @@ class JaxEnvs:
 
     def get_state(self) -> dict[str, Tensor]:
         """Return the states of all environments and the key of the random numbers."""
-        leaves = jax.tree.leaves(self._carry)
-        return {str(index): self._to_torch(leaf) for index, leaf in enumerate(leaves)}
+        return {str(i): self._to_torch(x) for i, x in enumerate(jax.tree.leaves(self._carry))}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
         """Restore a result of `get_state`."""

@@ -35,8 +35,7 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
     env = pgx.make(name)
     if env.num_players != 1:
         raise ValueError(f"env.id is pgx:{name}, for {env.num_players} players; expected one")
-    arguments = inspect.signature(type(env)).parameters.values()
-    known = {argument.name: argument.default for argument in arguments}
+    known = {x.name: x.default for x in inspect.signature(type(env)).parameters.values()}
     env = type(env)(**convert_options(f"pgx:{name}", options, known))
 
     def reset(key: Any) -> Any:
