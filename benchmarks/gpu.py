@@ -78,10 +78,12 @@ def steps(cleanrl: Path | None, results: Path, *, toy: bool) -> list[tuple[str, 
         )
         for work in (("procgen-toy",) if toy else ("procgen-ppo-gpu", "procgen-ppg-gpu"))
     ]
+    tensors = f"benchmarks/versus.py tensors-gpu --pairs 3 --output {results / 'versus'}"
     return [
         ("tests.xml", 200.0, f"{TESTS} --junitxml={results / 'tests.xml'}"),
         *(versus if cleanrl else []),
         *bench,
+        *([] if toy else [("versus/tensors-gpu.json", 120.0, tensors)]),
         (trace, 60.0, words + shorter),
         ("train/starpilot/done", 0.0, ""),
     ]

@@ -120,7 +120,7 @@ ZOO_CARTPOLE = {
 }  # fmt: skip
 """RL-Zoo's settings for CartPole, with 8 environments."""
 
-_TENSORS = "--tensors compat-cleanrl-ppo"
+_TENSORS = "--tensors cpu compat-cleanrl-ppo"
 
 
 def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
@@ -221,6 +221,16 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     ),
     "procgen-ppo-gpu": _procgen_ppo(114_688, _GPU, 2),
     "procgen-ppg-gpu": _procgen_ppg(98_304, _GPU, 2, {"": ""} | _BOTH),
+    "tensors-gpu": (
+        *(_ours(f"phasicrl, CartPole as tensors, {num_envs:,}", "--tensors cuda compat-cleanrl-ppo",
+                f"--env.num-envs {num_envs} {_GPU} --total-env-steps {num_envs * 2560}",
+                group=str(num_envs))
+          for num_envs in (2048, 16_384)),
+        _ours("phasicrl, mjlab's cartpole, 4,096", "classic-ppo",
+              "--env.id mjlab:Mjlab-Cartpole-Balance --env.num-envs 4096 --ppo.num-steps 32 "
+              "--model.value-path separate --model.policy-obs actor --model.value-obs critic "
+              f"--ppo.num-minibatches 4 --total-env-steps 2_621_440 {_GPU}", group="mjlab"),
+    ),
     # A minute, to check that everything is there; its rates mean nothing.
     "procgen-toy": (
         _ours("phasicrl", "compat-cleanrl-ppo-procgen", "--env.id starpilot --env.num-envs 4 "

@@ -62,7 +62,7 @@ def test_training_stops_after_a_phase_and_continues(gpu: ModuleType, tmp_path: P
 def test_every_measurement_has_options_that_exist(gpu: ModuleType, tmp_path: Path) -> None:
     commands = [words for _, _, words in gpu.steps(tmp_path, tmp_path, toy=False)]
     bench = [shlex.split(words)[3:] for words in commands if "phasicrl bench" in words]
-    assert len(bench) == 2 * 2 * 2 + 1 and len(commands) == len(bench) + 4
+    assert len(bench) == 2 * 2 * 2 + 1 and len(commands) == len(bench) + 5
     for words in bench[:-1]:
         config = cli.parse_config(words[: words.index("--seconds")])
         assert config.compute.device == "cuda"

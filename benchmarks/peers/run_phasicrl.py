@@ -1,13 +1,14 @@
 """Train with phasicrl, and print a mark after each iteration.
 
-usage: run_phasicrl.py [--marks NUMBER] [--tensors] PRESET [FIELDS]
+usage: run_phasicrl.py [--marks NUMBER] [--tensors DEVICE] PRESET [FIELDS]
 
 With `--marks` it stops after so many iterations, whatever the budget; with `--tensors` the
-environment is CartPole as tensors, examples/tensor_cartpole.py.
+environment is CartPole as tensors on a device, examples/tensor_cartpole.py.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import runpy
 import sys
@@ -24,7 +25,8 @@ if words[0] == "--marks":
 make_vector_env = None
 if words[0] == "--tensors":
     example = Path(__file__).parents[2] / "examples" / "tensor_cartpole.py"
-    make_vector_env, words = runpy.run_path(str(example))["TensorCartPole"], words[1:]
+    kind = runpy.run_path(str(example))["TensorCartPole"]
+    make_vector_env, words = functools.partial(kind, device=words[1]), words[2:]
 config = parse_config(words)
 config = config.with_updates({"log.console": "off", "checkpoint.every_minutes": None})
 
