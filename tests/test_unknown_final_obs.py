@@ -13,6 +13,7 @@ import phasicrl
 from phasicrl.config import AuxConfig, PPOConfig
 from phasicrl.objectives import value_loss, weighted_mean
 from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets
+from phasicrl.returns import first_half_episode_mask
 from phasicrl.rollout import PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
 from tests import test_collect
@@ -146,3 +147,27 @@ def test_ppg_trains_on_a_simulator_of_tensors(tmp_path: Path, end: str, memory: 
     assert any("losses/aux/kl_loss" in row for row in rows)
     fractions = [row["charts/learned_fraction"] for row in rows if "charts/learned_fraction" in row]
     assert all(0.5 < fraction < 1 for fraction in fractions) and bool(fractions) == (end == "lost")
+
+
+def test_whole_episodes_leave_out_unknown_steps_too() -> None:
+    ppo = dataclasses.replace(PPO, collect_by="episodes", max_episodes=None)
+    rollout = collect().rollout(0)
+    flags = rollout.first, rollout.terminated | rollout.truncated
+    whole = first_half_episode_mask(*flags)
+    samples, _ = compute_targets(rollout, rollout.reward, ppo)
+    assert samples.weight is not None and rollout.weight is not None
+    unknown = whole & (rollout.weight == 0)
+    assert unknown.any()
+    assert torch.equal(samples.weight > 0, whole & ~unknown)
+
+
+def test_without_a_value_function_no_value_is_added_at_a_time_limit() -> None:
+    ppo = dataclasses.replace(
+        PPO, truncation_value="rsl_rl", baseline=False, estimator="monte_carlo",
+        value_epochs=0,
+    )  # fmt: skip
+    rollout = dataclasses.replace(collect().rollout(0), weight=None)
+    make_collector().collect(rollout)
+    compute_targets(rollout, rollout.reward, ppo)
+    cut = rollout.truncated
+    assert cut.any() and torch.equal(rollout.value_target[cut], rollout.reward[cut])

@@ -121,8 +121,7 @@ class Collector:
         """
         rollout.state.copy_(self._state)
         rollout.first[:, 0] = self._first
-        finals: dict[int, tuple[Tensor, Tensor]] = {}
-        outcomes, infos = [], []
+        finals, outcomes, infos = dict[int, tuple[Tensor, Tensor]](), [], []
         for t in range(rollout.first.shape[1]):
             # Store the observation, sample an action, step the environments.
             rollout.obs[:, t] = self._obs
@@ -161,7 +160,7 @@ class Collector:
         noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
         noise = self.executor.upload(noise)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        outputs = self.executor.infer_at_once(self._policy_step, self.agent, inputs)
+        outputs = self.executor.call_compiled(self._policy_step, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
         for value in values:

@@ -226,6 +226,8 @@ class ModelConfig(_Group):
     def _problems(self) -> Iterator[str]:
         if not self.channels:
             yield "model.channels is empty; expected a width for each stack, such as 16 32 32"
+        if () in (self.policy_obs, self.value_obs):
+            yield "model.policy_obs or model.value_obs is empty; expected keys, or none for all"
         if self.value_path != "separate" and self.policy_obs != self.value_obs:
             given = f"model.policy_obs is {self.policy_obs}, model.value_obs is {self.value_obs}"
             yield f"{given}; expected equal ones in one network. Use model.value_path separate"

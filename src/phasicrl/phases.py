@@ -202,7 +202,8 @@ def compute_targets(
     mask = None if rollout.weight is None else world.all_gather_cat(rollout.weight) > 0
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
-        mask = returns.first_half_episode_mask(*flags, max_episodes=ppo.max_episodes)
+        whole = returns.first_half_episode_mask(*flags, max_episodes=ppo.max_episodes)
+        mask = whole if mask is None else whole & mask
     if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
         weight = mask.to(advantage.dtype) / fraction
@@ -291,7 +292,7 @@ def _estimate_advantage_and_target(
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
     # Without a value function, returns stop at the end of the rollout.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
-    if ppo.truncation_value == "rsl_rl":
+    if ppo.truncation_value == "rsl_rl" and ppo.baseline:
         next_value = torch.where(rollout.truncated, value, next_value)
     if ppo.estimator == "gae":
         advantage = returns.gae(

@@ -246,6 +246,9 @@ class ActionLayout:
         self._num_choices = np.concatenate(num_choices)  # [K], zero for components of a Box
         self._discrete = np.flatnonzero(self._num_choices)
         # [C], first column of each discrete component in a mask
+        # First numbers of the parts, unless all count from zero; no arrays, for `torch.compile`.
+        starts = {path: _start(leaf).tolist() for path, leaf in leaves(space)}
+        self._starts = starts if any(np.any(start) for start in starts.values()) else {}
         self._mask_offsets = np.cumsum([0, *count_choices(space)])[:-1]
         self._names = names
 
@@ -269,9 +272,7 @@ class ActionLayout:
         for path, leaf, columns in self._leaves:
             part = rows[:, columns].reshape(len(rows), *(leaf.shape or ()))
             part = part.float() if isinstance(leaf, Box) else part.long()
-            if (start := _start(leaf)).any():
-                part = part + part.new_tensor(start)
-            values[path] = part
+            values[path] = part + part.new_tensor(self._starts[path]) if self._starts else part
         return assemble(self.space, values)
 
     def describe_out_of_bounds(self, action: np.ndarray) -> str:

@@ -20,6 +20,8 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
+from phasicrl.lab.film.video import film
+from phasicrl.training.evaluate import evaluate
 from tests.envs import counting
 from tests.envs.simulators import RestoredEnvs, TensorEnvs
 from tests.helpers import assert_same_run, stop_at, tiny, tiny_aux
@@ -90,7 +92,7 @@ def test_a_mask_that_allows_nothing_is_found() -> None:
 
     envs = make(Blocked(counting.MaskedInFlatInfo, 2, "same step"))
     envs.reset()
-    with pytest.raises(EnvError, match="mask without choice"):
+    with pytest.raises(EnvError, match="mask that allows nothing"):
         assert envs.action_mask is not None
         parts = envs.action_mask.int().split([4, 3], 1)
         envs.step(torch.stack([part.argmax(1) for part in parts], 1))
@@ -121,14 +123,20 @@ def test_neither_side_changes_the_other_sides_random_numbers() -> None:
         state = torch.get_rng_state()
         expected = torch.manual_seed(5).get_state() if not others else state
         assert torch.equal(state, expected)
-        drawn.append([envs._random[torch.device("cpu")]])  # type: ignore[attr-defined]
+        drawn.append([envs._random["cpu"]])  # type: ignore[attr-defined]
     assert torch.equal(drawn[0][0], drawn[1][0])
 
 
+def make_restored(num_envs: int) -> TensorEnvs:
+    return RestoredEnvs(counting.PlainCounting, num_envs, "raw")
+
+
 @pytest.mark.parametrize("iteration", [1, 2])
-def test_a_run_is_resumed_to_the_same_bits(tmp_path: Path, iteration: int) -> None:
-    config = tiny(tmp_path, aux=tiny_aux())
-    make_vector_env = lambda num_envs: RestoredEnvs(counting.PlainCounting, num_envs, "raw")  # noqa: E731
+@pytest.mark.parametrize("make_vector_env", [make_restored, TensorCartPole])
+def test_a_run_is_resumed_to_the_same_bits(
+    tmp_path: Path, iteration: int, make_vector_env: Any
+) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=256)
     whole = phasicrl.train(config, make_vector_env=make_vector_env)
     part = phasicrl.train(config, make_vector_env=make_vector_env, callbacks=stop_at(iteration))
     rest = phasicrl.resume(part.directory, make_vector_env=make_vector_env)
@@ -218,7 +226,7 @@ def test_a_compiled_simulator_steps_as_it_does_eagerly() -> None:
     log: list[str] = []
     executor = Executor(Plan(compiled=True), log=log.append)
     eager, compiled = (make(TensorCartPole(8), 8) for _ in range(2))
-    compiled.run = executor.infer_at_once  # type: ignore[attr-defined]
+    compiled.call_compiled = executor.call_compiled  # type: ignore[attr-defined]
     ends = 0
     assert torch.equal(eager.reset(), compiled.reset())
     generator = torch.Generator().manual_seed(1)
@@ -258,3 +266,47 @@ def test_a_diverged_network_is_named_and_not_the_simulator(tmp_path: Path, is_pu
     Simulated.is_pure = is_pure
     with pytest.raises(ValueError, match="policy"):
         phasicrl.train(tiny(tmp_path), make_vector_env=lambda num: Simulated(num), callbacks=spoil)
+
+
+def test_a_wrong_first_observation_is_found_before_a_network_sees_it() -> None:
+    class Wrong(TensorEnvs):
+        def reset(self, **given: Any) -> Any:
+            obs, info = super().reset(**given)
+            obs[1, 0] = math.nan
+            return obs, info
+
+    with pytest.raises(EnvError, match=r"simulated: reset\(\) returned, up to step 0.*not finite"):
+        make(Wrong(counting.Counting, 2, "raw")).reset()
+
+
+def test_observations_of_any_strides_are_read() -> None:
+    class Transposed(TensorEnvs):
+        def _tensors(self, which: int) -> Any:
+            obs = super()._tensors(which)
+            return obs | {"counts": obs["counts"].T.contiguous().T}
+
+    envs, plain = (make(kind(counting.Structured, 2, "raw")) for kind in (Transposed, TensorEnvs))
+    assert torch.equal(envs.reset(), plain.reset())
+
+
+def test_simulators_that_reset_as_they_are_made_begin_by_the_seed() -> None:
+    def make_vec_env(_: int) -> VecEnv:
+        envs = VecEnv(tells=True, limit=None)
+        envs._time = torch.rand(2)
+        return envs
+
+    config = EnvConfig(id="simulated", num_envs=2)
+    first = [
+        make_envs(config, seed=seed, make_vector_env=make_vec_env).reset() for seed in (1, 1, 2)
+    ]
+    assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+
+
+def test_a_run_in_a_simulator_is_evaluated_and_has_no_images(tmp_path: Path) -> None:
+    run = phasicrl.train(tiny(tmp_path), make_vector_env=TensorCartPole)
+    (result,) = evaluate(
+        run.directory, episodes=4, policies=("greedy",), make_vector_env=TensorCartPole
+    )
+    assert result.mean_return >= 8 and len(result.returns) == 4
+    with pytest.raises(ValueError, match="has no images to film"):
+        film(run.directory, make_vector_env=TensorCartPole)

@@ -347,6 +347,30 @@ def test_policy_and_value_network_read_their_own_groups_of_observations() -> Non
     assert torch.equal(actor[2], value) and not torch.equal(actor[0], policy)
 
 
+def test_a_policy_that_sees_may_have_a_critic_that_does_not() -> None:
+    model = {"policy_obs": ("eye",), "value_obs": ("legs", "mode")}
+    agent = make_agent(space=TREE, model=model)
+    kinds = [type(module).__name__ for module in agent.value_encoder.modules()]  # type: ignore[union-attr]
+    assert "Conv2d" not in kinds
+    assert "Conv2d" in [type(module).__name__ for module in agent.encoder.modules()]
+
+
+def test_a_custom_encoder_gets_the_groups_that_are_named(tmp_path: Path) -> None:
+    class Joined(nn.Module):
+        def __init__(self, space: Any) -> None:
+            super().__init__()
+            self.num_features = sum(part.shape[0] for part in space.values())
+            self.linear = nn.Linear(self.num_features, self.num_features)
+
+        def forward(self, obs: Any) -> Tensor:
+            return self.linear(torch.cat(list(obs.values()), -1))
+
+    names: dict[str, Any] = {"model.policy_obs": ("actor",), "model.value_obs": ("critic",)}
+    config = tiny(tmp_path, aux=tiny_aux()).with_updates(names)
+    run = train(config, make_env=Groups, make_encoder=Joined)
+    assert (run.agent.encoder.num_features, run.agent.value_encoder.num_features) == (2, 3)  # type: ignore[union-attr]
+
+
 def test_a_critic_with_more_observations_learns_what_the_actor_cannot_see(tmp_path: Path) -> None:
     names: dict[str, Any] = {"model.policy_obs": ("actor",), "model.value_obs": ("critic",)}
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=2048).with_updates(

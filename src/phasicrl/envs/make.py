@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
-import torch
 
 from phasicrl.config import EnvConfig
 from phasicrl.config_io import suggest_name
@@ -21,7 +20,7 @@ from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MakeEnv, convert_errors
 from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.envs.tensor import TensorVectorEnv
+from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
 from phasicrl.envs.watchdog import RESET_SECONDS, EnvWatchdog
 from phasicrl.envs.wrappers import PartialObservation
@@ -102,7 +101,7 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
 def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:
     with convert_errors(f"{backend}: its import"):
         module = importlib.import_module(f"phasicrl.envs.{backend}")
-    with torch.random.fork_rng():  # simulators may seed the global generators
+    with seed_generators(local):
         simulator = module.make(name, dict(config.options), local)
     return TensorVectorEnv(config.id, simulator, config, local)
 

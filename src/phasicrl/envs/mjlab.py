@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phasicrl.envs.bridge import RankEnvs
 from phasicrl.envs.options import convert_options
-from phasicrl.envs.rsl_rl import Observations, unbounded
+from phasicrl.envs.rsl_rl import unbounded
 
 warp.config.log_level = 30  # warnings only; set before the tasks are imported
 from mjlab.envs import ManagerBasedRlEnv  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -42,10 +42,9 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> MjlabEnv:
     options = defaults | convert_options(f"mjlab:{name}", options, defaults)
     config = registry.load_env_cfg(name, play=options["play"])
     config.scene.num_envs, config.auto_reset, config.seed = local.num_envs, False, None
-    # Terrains draw from NumPy's global generator; the caller restores those of PyTorch.
-    state, seed = np.random.get_state(), local.seeds()[0]
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    # Terrains draw from NumPy's global generator; the caller seeds and restores those of PyTorch.
+    state = np.random.get_state()
+    np.random.seed(local.seeds()[0])
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # three pages of tables
             return MjlabEnv(ManagerBasedRlEnv(config, options["device"]))
@@ -65,20 +64,18 @@ class MjlabEnv:
         self.single_observation_space = _convert(envs.single_observation_space)
         self.single_action_space = _convert(envs.single_action_space)
 
-    def reset(self, *, seed: int | None = None) -> tuple[Observations, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every environment."""
         return self._envs.reset()[0], {}
 
-    def step(
-        self, action: Tensor
-    ) -> tuple[Observations, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
         """Step every environment; where the horizon is finite, its end is a termination."""
         obs, reward, terminated, truncated, _ = self._envs.step(action)
         if self._envs.cfg.is_finite_horizon:
             terminated = terminated | truncated
         return obs, reward, terminated, truncated, {}
 
-    def reset_rows(self, ended: Tensor) -> tuple[Observations, dict[str, Any]]:
+    def reset_rows(self, ended: Tensor) -> tuple[Any, dict[str, Any]]:
         """Reset the environments of ended episodes; other observations get new noise."""
         rows = ended.nonzero().squeeze(1)
         obs = self._envs.reset(env_ids=rows)[0] if len(rows) else self._envs.obs_buf

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from phasicrl.envs.checks import Invalid
 
-Observations = Mapping[str, Tensor]
-"""Groups of observations `[B, …]`, such as `policy` and `critic`: rsl_rl's TensorDict."""
-
 
 class RslRlEnv:
     """`Simulator` over a `VecEnv` of rsl_rl 5, which resets in its steps.
@@ -38,13 +35,11 @@ class RslRlEnv:
         self.single_action_space = unbounded(envs.num_actions)
         self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
 
-    def reset(self, *, seed: int | None = None) -> tuple[Observations, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the current observations: a `VecEnv` has no seed, and has reset itself."""
         return self._observe(), {}
 
-    def step(
-        self, action: Tensor
-    ) -> tuple[Observations, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
         """Step every environment.
 
         Raises:
@@ -65,7 +60,7 @@ class RslRlEnv:
         self._lengths.masked_fill_(done, 0)
         return dict(obs.items()), reward, done & ~truncated, truncated, extras
 
-    def _observe(self) -> Observations:
+    def _observe(self) -> dict[str, Tensor]:
         return dict(self._envs.get_observations().items())
 
 

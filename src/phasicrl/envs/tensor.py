@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
-import gymnasium as gym
 import torch
 from torch import Generator, Tensor, nn
 
@@ -39,9 +38,10 @@ _NO_NETWORK = nn.Module()
 class Simulator(Protocol):
     """B environments with the interface of Gymnasium's `VectorEnv`, and tensors for arrays.
 
-    Observations `[B, …]` (or a dict or tuple of them), actions, rewards `[B]` and flags `[B]` bool
-    are on one device. `info` may have the entry `action_mask`, `[B, A]` bool. Tensors may be views
-    of the simulator's memory: they are copied.
+    `reset(seed=…)` returns observations and `info`; `step(action)` returns observations, rewards,
+    terminated, truncated and `info`. Observations `[B, …]` (or a dict or tuple of them), actions,
+    rewards `[B]` and flags `[B]` bool are on one device. `info` may have the entry `action_mask`,
+    `[B, A]` bool. Tensors may be views of the simulator's memory: they are copied.
 
     An episode's end is handled in one of two ways:
 
@@ -62,19 +62,6 @@ class Simulator(Protocol):
         single_observation_space: observation space of one environment.
         single_action_space: action space of one environment.
     """
-
-    num_envs: int
-    device: torch.device | str
-    single_observation_space: gym.Space[Any]
-    single_action_space: gym.Space[Any]
-
-    def reset(self, *, seed: int | None = None) -> tuple[Any, Mapping[str, Any]]:
-        """Reset every environment, and return observations and `info`."""
-        ...
-
-    def step(self, action: Any) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
-        """Step every environment; return obs, reward, terminated, truncated and `info`."""
-        ...
 
 
 class _Outcome(NamedTuple):
@@ -97,8 +84,7 @@ class TensorVectorEnv:
 
     Attributes:
         has_final_obs: whether the final observations of ended episodes are handed over.
-        run: function that runs a function of tensors, perhaps compiled, see
-            `Executor.infer_at_once`; None if steps are never compiled.
+        call_compiled: `Executor.call_compiled` of a run; None outside.
     """
 
     def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:
@@ -112,10 +98,10 @@ class TensorVectorEnv:
         self.device = torch.device(simulator.device)
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
-        self.run: Callable[..., tuple[Tensor, ...]] | None = None
-        self._is_pure: bool = getattr(simulator, "is_pure", False)
+        self.call_compiled: Callable[..., tuple[Tensor, ...]] | None = None
         self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
+        self._is_pure: bool = getattr(simulator, "is_pure", False) and self.has_final_obs
         self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
         spaces = simulator.single_observation_space, simulator.single_action_space
         properties = make_env_properties(name, *spaces)
@@ -129,8 +115,9 @@ class TensorVectorEnv:
         }
         self._actions = ActionLayout(self.action_space)
         seed = local.seed + local.first_env
-        devices = {self.device, torch.device("cpu")}
-        self._random = {each: Generator(each).manual_seed(seed).get_state() for each in devices}
+        # States of the global generators in the simulator's calls, by type of device.
+        devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
+        self._random = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps = 0
         self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
         self._current: Tensor | None = None
@@ -150,7 +137,9 @@ class TensorVectorEnv:
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first = self._pack(obs), self._read_mask(info)
         (obs, self.action_mask), self._first = self._first, None
-        self._current = obs
+        self._current, self._is_valid = obs, torch.stack(self._checks).all()
+        with self._call("reset()"):
+            self._check_numbers()
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
@@ -159,18 +148,17 @@ class TensorVectorEnv:
             raise EnvError(f"{self.name}: step() before reset() or after close(). Call reset()")
         self._num_steps += 1
         is_on_cpu = self.device.type == "cpu"  # else checks would wait for the device
-        run = self.run if self._is_pure else None
-        if is_on_cpu and run is None:
+        call = self.call_compiled if self._is_pure else None
+        if is_on_cpu and call is None:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         with self._call("step()"):
-            outcome = self._advance(action) if run is None else self._advance_pure(run, action)
+            outcome = self._advance(action) if call is None else self._advance_pure(call, action)
             obs, reward, terminated, truncated, is_valid, final_obs, mask = outcome
             self._current, self.action_mask = obs, mask
             self._is_valid = self._is_valid & is_valid
-            if (is_on_cpu or self._num_steps % CHECK_EVERY == 0) and not self._is_valid:
-                text = f"returned, up to step {self._num_steps}, an observation or reward that is"
-                raise Invalid(f"{text} not finite or outside its space, or a mask without choice")
+            if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
+                self._check_numbers()
         return TimeStep(
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
@@ -210,10 +198,10 @@ class TensorVectorEnv:
         is_valid = torch.stack(checks).all()
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
-    def _advance_pure(self, run: Callable[..., tuple[Tensor, ...]], action: Tensor) -> _Outcome:
-        """Do the same in one call of `run`, in which the simulator's state is an input."""
+    def _advance_pure(self, call: Callable[..., tuple[Tensor, ...]], action: Tensor) -> _Outcome:
+        """Do the same by a function of the action and the simulator's state."""
         state = self._simulator.get_state()
-        outputs = run(self._step_from_state, _NO_NETWORK, [action, *state.values()])
+        outputs = call(self._step_from_state, _NO_NETWORK, [action, *state.values()])
         self._simulator.set_state(dict(zip(state, outputs[-len(state) :], strict=True)))
         return _Outcome(*outputs[: -len(state)])
 
@@ -227,16 +215,15 @@ class TensorVectorEnv:
         """Return the state that restores the environments exactly, if the simulator has one."""
         if self._current is None or self.exact_state == "none":
             return None
-        random = {str(device): state for device, state in self._random.items()}
         current = {"obs": self._current, "mask": self.action_mask}
-        return {"simulator": self._simulator.get_state(), "random": random} | current
+        return {"simulator": self._simulator.get_state(), "random": self._random} | current
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Restore the result of `state_dict`, and return the current observations `[B, …]`."""
         with self._call("set_state()"):
             given = {name: values.to(self.device) for name, values in state["simulator"].items()}
             self._simulator.set_state(given)
-        self._random = {torch.device(device): x for device, x in state["random"].items()}
+        self._random |= {x: state["random"][x] for x in self._random if x in state["random"]}
         self._first, mask = None, state["mask"]
         self.action_mask = None if mask is None else mask.to(self.device)
         self._current = obs = state["obs"].to(self.device)
@@ -251,13 +238,15 @@ class TensorVectorEnv:
     @contextmanager
     def _call(self, call: str) -> Iterator[None]:
         """Call the simulator: with separate random numbers, and its errors named."""
-        gpus = [device for device in self._random if device.type == "cuda"]
+        gpus = [self.device] if self.device.type == "cuda" else []
         with convert_errors(f"{self.name}: {call}"), torch.random.fork_rng(devices=gpus):
-            torch.set_rng_state(self._random[torch.device("cpu")])
-            for device in gpus:
-                torch.cuda.set_rng_state(self._random[device], device)
+            torch.set_rng_state(self._random["cpu"])
+            for gpu in gpus:
+                torch.cuda.set_rng_state(self._random["cuda"], gpu)
             yield
-            self._random = {device: _random_state(device) for device in self._random}
+            self._random["cpu"] = torch.get_rng_state()
+            for gpu in gpus:
+                self._random["cuda"] = torch.cuda.get_rng_state(gpu)
 
     def _pack(self, obs: Any, rows: Tensor | None = None) -> Tensor:
         """Copy observations `[B, …]` in their storage format; note whether `rows` are valid."""
@@ -286,7 +275,12 @@ class TensorVectorEnv:
             if isinstance(values, Tensor):
                 given = f"of shape {tuple(values.shape)}"
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
-        return values.to(self.device, copy=True)
+        return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
+
+    def _check_numbers(self) -> None:
+        if not self._is_valid:
+            text = f"returned, up to step {self._num_steps}, an observation or reward that is not"
+            raise Invalid(f"{text} finite or outside its space, or a mask that allows nothing")
 
     def _read_mask(self, info: Mapping[str, Any]) -> Tensor | None:
         if not self.mask_size:
@@ -294,8 +288,13 @@ class TensorVectorEnv:
         return self._copy(info.get(MASK), (self.mask_size,), f"info[{MASK!r}]").bool()
 
 
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+@contextmanager
+def seed_generators(local: RankEnvs) -> Iterator[None]:
+    """Seed PyTorch's global generators until the end of the block, in which a simulator is made."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(local.seed + local.first_env)
+        yield
 
 
 def _expand(rows: Tensor, like: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -35,7 +34,7 @@ from phasicrl.envs.checks import (
     warn_of_extra_keys,
 )
 from phasicrl.envs.rsl_rl import RslRlEnv
-from phasicrl.envs.tensor import TensorVectorEnv
+from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
 from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices
 
@@ -56,14 +55,14 @@ def make_custom_envs(
         EnvError: the result is not a vector environment of that size, or it cannot be made or
             reset.
     """
-    with convert_errors(f"{config.id}: make_vector_env()"), torch.random.fork_rng():
+    with convert_errors(f"{config.id}: make_vector_env()"), seed_generators(local):
         vector = make_vector_env(local.num_envs)
         if (size := getattr(vector, "num_envs", None)) != local.num_envs:
             text = f"returned a {type(vector).__name__} with num_envs {size}"
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
         if hasattr(vector, "get_observations"):
             vector = RslRlEnv(vector)
-    if hasattr(vector, "device"):
+    if getattr(vector, "device", None) is not None:
         return TensorVectorEnv(config.id, vector, config, local)
     return CustomVectorEnv(vector, config, local)
 

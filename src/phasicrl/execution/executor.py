@@ -56,7 +56,7 @@ class Executor:
         """Copy a tensor from the environments to the device, without waiting for the copy."""
         if values.device.type == "cpu" and self.device.type == "cuda":
             values = values.pin_memory()
-        return values.to(self.device, non_blocking=True)
+        return values.to(self.device, non_blocking=self.device.type == "cuda")
 
     def synchronize(self) -> None:
         """Wait until a GPU has finished, so that time can be measured."""
@@ -91,7 +91,7 @@ class Executor:
                 results.append(output.reshape(-1, num_steps, *output.shape[2:]))
         return torch.cat(results)
 
-    def infer_at_once(
+    def call_compiled(
         self,
         function: Callable[..., tuple[Tensor, ...]],
         module: nn.Module,

@@ -10,6 +10,7 @@ from phasicrl.config import Precision
 from phasicrl.distributed import World
 from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import autocast
+from phasicrl.spaces import select_keys
 
 
 @torch.no_grad()
@@ -25,7 +26,8 @@ def network_diagnostics(
         world: processes whose observations are measured together.
     """
     with autocast(precision, obs.device):
-        features = agent.encoder(agent.reader(obs)).float().abs().mean(0)
+        inputs = select_keys(agent.reader(obs), agent.config.policy_obs)
+        features = agent.encoder(inputs).float().abs().mean(0)
     dormant = dormant_fraction(world.all_gather_cat(features[None]).mean(0))
     record = {"network/dormant_fraction": float(dormant)}
     if agent.reader.normalizer is not None:

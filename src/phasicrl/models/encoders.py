@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -260,7 +261,12 @@ class ObservationReader(nn.Module):
 
 
 def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
-    """Make the encoder that `config.encoder` names, for an observation space."""
+    """Make the encoder that `config.encoder` names, for an observation space.
+
+    It is `mlp` if `config.policy_obs` selects parts without images.
+    """
+    if config.policy_obs is not None and not any(is_image(part) for _, part in leaves(space)):
+        config = replace(config, encoder="mlp")
     if isinstance(space, gym.spaces.Box):
         rank, is_mlp = len(space.shape), config.encoder == "mlp"
         if rank < 3 if is_mlp else rank == 3:

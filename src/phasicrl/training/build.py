@@ -289,8 +289,8 @@ def _build_run(
         log.show_message(message)
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.show_message, world=world)
-    if isinstance(envs, TensorVectorEnv):
-        envs.run = executor.infer_at_once
+    if isinstance(envs, TensorVectorEnv) and envs.device == executor.device:
+        envs.call_compiled = executor.call_compiled
     # All processes share the noise of actions, but each shuffles its minibatches differently.
     collector = Collector(
         envs, agent, generator=Generator().manual_seed(derive_seed(config.seed, "action")),
@@ -321,7 +321,8 @@ def _check_evaluation_envs(config: Config, files: RunDirectory, envs: VectorEnv)
 def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     """Make the buffer of a phase, on the agent's device."""
     layout, head, ppo = agent.reader.layout, agent.policy_head, config.ppo
-    needs_final_obs = ppo.bootstrap_truncation and ppo.truncation_value == "final_obs"
+    bootstraps = ppo.baseline and ppo.bootstrap_truncation
+    needs_final_obs = bootstraps and ppo.truncation_value == "final_obs"
     return PhaseBuffer(
         config.rollouts_per_phase, envs.num_envs, config.ppo.num_steps,
         obs_shape=layout.shape, obs_dtype=torch.from_numpy(np.empty(0, layout.dtype)).dtype,

@@ -189,10 +189,13 @@ def run_episodes(
     """
     tracker = EpisodeTracker(envs.num_envs, episodes)
     first = torch.ones(envs.num_envs, dtype=torch.bool)
-    inputs = AgentInput(envs.reset(), first, state, envs.action_mask)
+    inputs = AgentInput(envs.reset().cpu(), first, state, _to_cpu(envs.action_mask))
     while tracker.unfinished_envs.any():
         action, state = act(inputs)
-        step = envs.step(action)
+        step = envs.step(action.to(envs.device))
+        if envs.device.type != "cpu":
+            names = ("obs", "reward", "terminated", "truncated", "final_obs")
+            step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})
         tracker.add_rewards(step.reward)
         ended = step.terminated | step.truncated
         endless = tracker.find_overlong_episodes(envs.name) & ~ended
@@ -202,9 +205,13 @@ def run_episodes(
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
             on_last(last, ended)
-        inputs = AgentInput(step.obs, ended, state, envs.action_mask)
+        inputs = AgentInput(step.obs, ended, state, _to_cpu(envs.action_mask))
     returns, lengths = zip(*tracker.finished, strict=True)
     return Episodes(returns, lengths)
+
+
+def _to_cpu(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.cpu()
 
 
 def choose_actions(

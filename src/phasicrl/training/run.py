@@ -40,6 +40,7 @@ from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
 def _name(function: Any) -> str:
     """Return the module and name of a function, as `MODULE:FUNCTION`."""
+    function = getattr(function, "func", function)  # of a `functools.partial`
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
 

@@ -182,7 +182,7 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
 
         def make_vector(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
             vector = make_vector_env(num_envs)
-            renderers.append(_Renderer(vector, vector.render, (num_envs,)))
+            renderers.append(_Renderer(vector, getattr(vector, "render", list), (num_envs,)))
             return vector
 
         saved = replace(saved, env_objects={"make_vector_env": make_vector})
