@@ -73,9 +73,12 @@ def draw(table: list[dict[str, str]], path: Path) -> None:
         for color, algorithm in (("C0", "PPO"), ("C1", "PPG")):
             steps = sorted(curves[task, algorithm])
             values = np.array([curves[task, algorithm][step] for step in steps])
-            panel.plot(steps, values.mean(1), color, label=algorithm)
-            panel.fill_between(steps, values.min(1), values.max(1), color=color, alpha=0.2, lw=0)
-        panel.set(title=task, xlabel="environment steps")
+            thousands = [step / 1000 for step in steps]
+            panel.plot(thousands, values.mean(1), color, label=algorithm)
+            panel.fill_between(
+                thousands, values.min(1), values.max(1), color=color, alpha=0.2, lw=0
+            )
+        panel.set(title=task, xlabel="thousands of environment steps")
     figure.axes[0].set_ylabel("return, last 100 episodes")
     figure.axes[0].legend(title=f"mean and range\nof {seeds} seeds")
     figure.savefig(path, dpi=120)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks import batch_invariance, compare_reference
+from benchmarks import batch_invariance, compare_reference, simulators
 from phasicrl.lab.analysis.plot import draw_curves, save_figure
 from phasicrl.lab.experiments.run_suite import make_curves
 from phasicrl.lab.experiments.suites import SUITES
@@ -42,6 +42,7 @@ def _baselines(output: Path) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
     "batch-invariance.png": lambda to: batch_invariance.draw(read("batch_invariance"), to),
+    "simulators.png": lambda to: simulators.draw(read("simulators"), to),
     "suite-penalties.png": partial(_suite, "penalties"),
     "suite-value-epochs.png": partial(_suite, "value-epochs"),
 }
