@@ -70,7 +70,8 @@ def draw(table: list[dict[str, str]], path: Path) -> None:
     tasks = list(dict.fromkeys(task for task, _ in curves))
     figure = Figure(figsize=(10, 3), layout="constrained")
     for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for color, algorithm in (("C0", "PPO"), ("C1", "PPG")):
+        algorithms = [algorithm for other, algorithm in curves if other == task]
+        for color, algorithm in zip(("C0", "C1"), algorithms, strict=False):
             steps = sorted(curves[task, algorithm])
             values = np.array([curves[task, algorithm][step] for step in steps])
             thousands = [step / 1000 for step in steps]

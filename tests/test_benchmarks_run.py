@@ -143,6 +143,19 @@ def test_time_limits(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @long
+def test_simulators(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = ("CartPole", "PPO")
+    file, kind, preset, _ = script.ARMS[arm]
+    monkeypatch.setattr(script, "ARMS", {arm: (file, kind, preset, {"total_env_steps": 2048})})
+    figure = tmp_path / "curves.png"
+    run(script, tmp_path / "simulators.csv", "--seeds", "2", "--figure", str(figure))
+    found = columns(tmp_path / "simulators.csv", "task", "seed", "env_steps")
+    assert found == [{"CartPole"}, {"101", "102"}, {"1024", "2048"}] and figure.stat().st_size
+    run(script, tmp_path / "simulators.csv", "--seeds", "2")  # adds nothing
+    assert len(rows_of(tmp_path / "simulators.csv")) == 4
+
+
+@long
 def test_large(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "TRAIN", {"vectors": f"train cartpole-ppo {SHORT}"})
     monkeypatch.setattr(script, "RUNS", 2)

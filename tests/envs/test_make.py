@@ -58,7 +58,10 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
         ("envpool:Cartpole-v1", "did you mean 'CartPole-v1'"),
         ("gymnasium:Cartpole-v1", "did you mean 'CartPole-v1'.*`--import MODULE`"),
         ("gymnasium:starpilot", "did you mean 'starpilot'"),
-        ("sb3:CartPole-v1", "'sb3:CartPole-v1'.*expected an id behind procgen:, envpool: or"),
+        (
+            "sb3:CartPole-v1",
+            "'sb3:CartPole-v1'.*expected an id behind procgen:, envpool:, gymnasium:",
+        ),
         ("StarpilotEasy-v0", "did you mean 'starpilot'"),
         ("envpool:MazeMemory-v0", "unknown"),
         ("qqqqqqqqqq", "env.id is 'qqqqqqqqqq', an unknown environment;"),
