@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import EnvConfig
 from phasicrl.config_io import suggest_name
@@ -99,18 +100,31 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
 
 
 def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:
-    with convert_errors(f"{backend}: its import"):
-        module = importlib.import_module(f"phasicrl.envs.{backend}")
     with seed_generators(local):
-        simulator = module.make(name, dict(config.options), local)
+        simulator = _import_simulators(backend).make(name, dict(config.options), local)
     return TensorVectorEnv(config.id, simulator, config, local)
+
+
+def _import_simulators(backend: str) -> Any:
+    """Import the module of a back end of tensors.
+
+    Raises:
+        ImportError: the back end is not installed.
+    """
+    with convert_errors(f"{backend}: its import"):
+        return importlib.import_module(f"phasicrl.envs.{backend}")
+
+
+def _find_spec(name: str) -> EnvSpec:
+    """Return the specification of a registered environment, whose name may follow a module."""
+    return gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
 
 
 def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
     """Return the function that makes a registered environment with `env.options`."""
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
-    spec = gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
+    spec = _find_spec(name)
     options = get_make_options(spec, config.options)
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
@@ -160,8 +174,7 @@ def _names(prefix: str) -> dict[Backend, Collection[str]]:
     """
     for backend in SIMULATORS:
         if backend == prefix:
-            with convert_errors(f"{prefix}: its import"):
-                return {backend: importlib.import_module(f"phasicrl.envs.{backend}").list_names()}
+            return {backend: _import_simulators(backend).list_names()}
     names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.get_family_by_task()
@@ -182,7 +195,7 @@ def episode_limit(config: EnvConfig) -> int | None:
     if backend == "envpool":
         options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
-    spec = gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
+    spec = _find_spec(name)
     limit = int(config.options.get("max_episode_steps", spec.max_episode_steps or 0))
     return limit if limit > 0 else None
 
