@@ -1,6 +1,7 @@
 """Train on the tensor environments of examples/ over seeds, and draw the curves.
 
-usage: python benchmarks/simulators.py OUTPUT.csv [--seeds 5] [--first-seed 101] [--figure PNG]
+usage: python benchmarks/simulators.py OUTPUT.csv [--seeds 5] [--first-seed 101] [--jobs 1]
+           [--figure PNG]
 for example: python benchmarks/simulators.py benchmarks/results/simulators.csv
     --figure docs/figures/simulators.png
 
@@ -10,7 +11,6 @@ repeated.
 
 from __future__ import annotations
 
-import csv
 import runpy
 import tempfile
 from collections import defaultdict
@@ -22,6 +22,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from phasicrl import get_preset, train
+from phasicrl.lab.experiments import trials
 from phasicrl.system.provenance import find_commit
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -29,7 +30,7 @@ COLUMNS = ("task", "algorithm", "seed", "env_steps", "return_100", "commit")
 RECALL: dict[str, Any] = {
     "env.num_envs": 64, "model.memory": "lstm", "ppo.num_steps": 32, "total_env_steps": 65_536,
 }  # fmt: skip
-ARMS: dict[tuple[str, str], tuple[str, str, str, dict[str, Any]]] = {
+ARMS: dict[tuple[str, ...], tuple[str, str, str, dict[str, Any]]] = {
     (task, algorithm): (file, kind, f"{preset}-{algorithm.lower()}", changes)
     for task, file, kind, preset, changes in (
         ("CartPole", "tensor_cartpole", "TensorCartPole", "cartpole", {}),
@@ -41,23 +42,21 @@ ARMS: dict[tuple[str, str], tuple[str, str, str, dict[str, Any]]] = {
 """File, class, preset and changed options of each task and algorithm."""
 
 
-def train_arm(arm: tuple[str, str], seed: int) -> list[list[Any]]:
-    """Train once, and return the rows of the run."""
-    file, kind, preset, changes = ARMS[arm]
-    rows: list[list[Any]] = []
+def train_once(trial: trials.Trial) -> list[trials.Row]:
+    """Train, and return a row for each iteration."""
+    file, kind, *_ = ARMS[trial.label]
+    means: dict[int, float] = {}
 
     def note_return(run: Any, record: dict[str, float]) -> None:
-        mean = round(run.collector.episodes.recent_mean, 3)
-        rows.append([*arm, seed, run.env_steps, mean, find_commit()])
+        means[run.env_steps] = round(run.collector.episodes.recent_mean, 3)
 
     with tempfile.TemporaryDirectory() as folder:
-        config = get_preset(preset).with_updates({
-            "env.id": file, "seed": seed, "output_dir": folder, "log.console": "off",
-            "log.tensorboard": False, "checkpoint.every_minutes": None, **changes,
-        })  # fmt: skip
         simulator = runpy.run_path(str(EXAMPLES / f"{file}.py"))[kind]
+        config = trial.config.with_updates({"output_dir": folder})
         train(config, make_vector_env=simulator, callbacks=note_return)
-    return rows
+    commit = find_commit() or "unknown"
+    rows = ((*trial.key, env_steps, means[env_steps], commit) for env_steps in means)
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def draw(table: list[dict[str, str]], path: Path) -> None:
@@ -86,29 +85,22 @@ def draw(table: list[dict[str, str]], path: Path) -> None:
 
 
 def main(
-    output: Path, /, seeds: int = 5, first_seed: int = 101, figure: Path | None = None
-) -> None:
+    output: Path, /, seeds: int = 5, first_seed: int = trials.FIRST_REPORT_SEED,
+    jobs: int = 1, figure: Path | None = None,
+) -> None:  # fmt: skip
     """Train what the file lacks, and draw."""
-    is_new = not output.exists()
-    with output.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if is_new:
-            writer.writerow(COLUMNS)
-        done = {(row["task"], row["algorithm"], row["seed"]) for row in read(output)}
-        for seed in range(first_seed, first_seed + seeds):
-            for arm in ARMS:
-                if (*arm, str(seed)) not in done:
-                    writer.writerows(rows := train_arm(arm, seed))
-                    file.flush()
-                    print(*arm, seed, rows[-1][-2], flush=True)
+    table = trials.ResultTable(output, COLUMNS, label=("task", "algorithm"))
+    wanted: list[trials.Trial] = []
+    for arm, (file, _, preset, changes) in ARMS.items():
+        config = get_preset(preset).with_updates({
+            "env.id": file, "log.console": "off", "log.tensorboard": False,
+            "checkpoint.every_minutes": None, **changes,
+        })  # fmt: skip
+        wanted += trials.vary_seed(arm, config, range(first_seed, first_seed + seeds))
+    for trial in trials.yield_missing_trials(table, wanted, train_once, jobs):
+        print(*trial.key, flush=True)
     if figure is not None:
-        draw(read(output), figure)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of the table."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        draw(table.read(), figure)
 
 
 if __name__ == "__main__":
