@@ -15,6 +15,7 @@ class TensorPendulum:
 
     single_observation_space = Box(-8, 8, (3,), np.float32)
     single_action_space = Box(-2, 2, (1,), np.float32)
+    is_pure = True  # so that steps are compiled
 
     def __init__(self, num_envs: int, device: str = "cpu") -> None:
         self.num_envs, self.device = num_envs, device
@@ -44,6 +45,14 @@ class TensorPendulum:
         self.angle, self.length = self.angle + 0.05 * self.speed, self.length + 1
         truncated = self.length >= 200
         return self._observe(), -cost, torch.zeros_like(truncated), truncated, {}
+
+    def get_state(self) -> dict[str, Tensor]:
+        """Return what `set_state` restores, so that runs are resumed exactly."""
+        return {"angle": self.angle, "speed": self.speed, "length": self.length}
+
+    def set_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the result of `get_state`."""
+        self.angle, self.speed, self.length = state["angle"], state["speed"], state["length"]
 
     def _observe(self) -> Tensor:
         return torch.stack([self.angle.cos(), self.angle.sin(), self.speed], 1)

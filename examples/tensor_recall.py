@@ -14,6 +14,7 @@ class TensorRecall:
     single_observation_space = Box(-1, 1, (2,), np.float32)
     single_action_space = Discrete(3)  # 0 walks; 1 and 2 answer
     length = 8
+    is_pure = True  # so that steps are compiled
 
     def __init__(self, num_envs: int, device: str = "cpu") -> None:
         self.num_envs, self.device = num_envs, device
@@ -37,6 +38,14 @@ class TensorRecall:
         self.time = self.time + 1
         obs, info = self._observe()
         return obs, reward, is_last, torch.zeros_like(is_last), info
+
+    def get_state(self) -> dict[str, Tensor]:
+        """Return what `set_state` restores, so that runs are resumed exactly."""
+        return {"cue": self.cue, "time": self.time}
+
+    def set_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the result of `get_state`."""
+        self.cue, self.time = state["cue"], state["time"]
 
     def _observe(self) -> tuple[Tensor, dict]:
         """Return the cue, −1 or 1 in the first step and else 0, and the progress, `[B, 2]`."""

@@ -157,6 +157,12 @@ def test_simulators(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @long
+def test_steps_per_call(script: ModuleType, tmp_path: Path) -> None:
+    run(script, tmp_path / "steps.csv", "--rounds", "1", "--sizes", "1", "2", "--num-envs", "4")
+    assert columns(tmp_path / "steps.csv", "num_envs", "steps_per_call") == [{"4"}, {"1", "2"}]
+
+
+@long
 def test_large(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "TRAIN", {"vectors": f"train cartpole-ppo {SHORT}"})
     monkeypatch.setattr(script, "RUNS", 2)

@@ -66,7 +66,7 @@ class Collector:
         self._state = state["state"].to(self.executor.device)
 
     def start(self) -> None:
-        """Reset the environments and the memory."""
+        """Reset the environments and the memory states."""
         self._obs = self.executor.upload(self.envs.reset())
         self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.executor.device)
         self._state = self.agent.initial_state(self.envs.num_envs)
@@ -108,7 +108,7 @@ class Collector:
                 rollout.weight.copy_(known / gather(known).mean())
                 rollout.truncated[:, :-1] = rollout.truncated[:, :-1] | rollout.truncated[:, 1:]
         with self.executor.world.sync_errors("a rollout"):
-            _require_finite(
+            require_finite(
                 policy=rollout.log_prob,
                 value_function=torch.cat([rollout.value, rollout.next_value]),
             )
@@ -129,7 +129,7 @@ class Collector:
             try:
                 step = self.envs.step(action)
             except (ValueError, EnvError):  # the action may come from a diverged network
-                _require_finite(policy=rollout.log_prob[:, : t + 1])
+                require_finite(policy=rollout.log_prob[:, : t + 1])
                 raise
             # `step.obs` is already the next episode's first observation where one ended.
             if self.bootstrap_truncation and step.final_obs is not None:
@@ -244,7 +244,7 @@ class Collector:
             start += len(final_obs)
 
 
-def _require_finite(**outputs: Tensor) -> None:
+def require_finite(**outputs: Tensor) -> None:
     """Check that outputs of the networks are finite; of NaN the arg-max is action 0, a valid one.
 
     Raises:

@@ -18,8 +18,6 @@ import phasicrl
 from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.execution.executor import Executor
-from phasicrl.execution.plan import Plan
 from phasicrl.lab.film.video import film
 from phasicrl.training.evaluate import evaluate
 from tests.envs import counting
@@ -219,29 +217,6 @@ def test_an_asymmetric_critic_trains_on_rsl_rl_environments(tmp_path: Path) -> N
     run = phasicrl.train(config, make_vector_env=lambda _: VecEnv(tells=True, limit=None))
     assert run.agent.value_encoder is not None
     assert run.env_steps == 128
-
-
-def test_a_compiled_simulator_steps_as_it_does_eagerly() -> None:
-    """Also with the same random numbers, so that episodes begin alike."""
-    log: list[str] = []
-    executor = Executor(Plan(compiled=True), log=log.append)
-    eager, compiled = (make(TensorCartPole(8), 8) for _ in range(2))
-    compiled.call_compiled = executor.call_compiled  # type: ignore[attr-defined]
-    ends = 0
-    assert torch.equal(eager.reset(), compiled.reset())
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(120):
-        action = torch.randint(2, (8,), generator=generator)
-        one, other = eager.step(action), compiled.step(action)
-        assert torch.equal(one.terminated, other.terminated)
-        assert torch.equal(one.truncated, other.truncated)
-        assert torch.allclose(one.obs, other.obs, atol=1e-3)
-        ended = one.terminated | one.truncated
-        ends += int(ended.sum())
-        assert torch.equal(one.obs[ended], other.obs[ended])
-        if one.final_obs is not None and other.final_obs is not None:
-            assert torch.allclose(one.final_obs[ended], other.final_obs[ended], atol=1e-3)
-    assert ends > 20 and len(log) == 1 and "is compiled" in log[0]
 
 
 class Diverging(TensorCartPole):

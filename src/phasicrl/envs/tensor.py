@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import RankEnvs
 from phasicrl.envs.checks import (
     MASK,
+    REMEDY,
     Invalid,
     check_tuple,
     close_env,
@@ -31,8 +32,6 @@ from phasicrl.spaces import (
 
 CHECK_EVERY = 16
 """Number of steps between checks of the numbers on a GPU, for which a check has to wait."""
-
-_NO_NETWORK = nn.Module()
 
 
 class Simulator(Protocol):
@@ -83,8 +82,9 @@ class TensorVectorEnv:
     the other's random numbers.
 
     Attributes:
+        obs: current observations `[B, …]`; None before the first reset.
         has_final_obs: whether the final observations of ended episodes are handed over.
-        call_compiled: `Executor.call_compiled` of a run; None outside.
+        is_pure: whether the simulator is, see `Simulator`.
     """
 
     def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:
@@ -98,10 +98,9 @@ class TensorVectorEnv:
         self.device = torch.device(simulator.device)
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
-        self.call_compiled: Callable[..., tuple[Tensor, ...]] | None = None
         self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        self._is_pure: bool = getattr(simulator, "is_pure", False) and self.has_final_obs
+        self.is_pure: bool = getattr(simulator, "is_pure", False) and self.has_final_obs
         self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
         spaces = simulator.single_observation_space, simulator.single_action_space
         properties = make_env_properties(name, *spaces)
@@ -120,7 +119,7 @@ class TensorVectorEnv:
         self._random = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps = 0
         self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
-        self._current: Tensor | None = None
+        self.obs: Tensor | None = None
         self._checks: list[Tensor] = []
         self._widths = list(count_choices(self.action_space))
         with self._call("reset()"):
@@ -137,28 +136,25 @@ class TensorVectorEnv:
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first = self._pack(obs), self._read_mask(info)
         (obs, self.action_mask), self._first = self._first, None
-        self._current, self._is_valid = obs, torch.stack(self._checks).all()
-        with self._call("reset()"):
-            self._check_numbers()
+        self.obs, self._is_valid = obs, torch.stack(self._checks).all()
+        self.check_numbers(self._is_valid, "reset()")
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
-        if self._current is None:
+        if self.obs is None:
             raise EnvError(f"{self.name}: step() before reset() or after close(). Call reset()")
         self._num_steps += 1
         is_on_cpu = self.device.type == "cpu"  # else checks would wait for the device
-        call = self.call_compiled if self._is_pure else None
-        if is_on_cpu and call is None:
+        if is_on_cpu:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         with self._call("step()"):
-            outcome = self._advance(action) if call is None else self._advance_pure(call, action)
-            obs, reward, terminated, truncated, is_valid, final_obs, mask = outcome
-            self._current, self.action_mask = obs, mask
+            obs, reward, terminated, truncated, is_valid, final_obs, mask = self._advance(action)
+            self.obs, self.action_mask = obs, mask
             self._is_valid = self._is_valid & is_valid
-            if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
-                self._check_numbers()
+        if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
+            self.check_numbers(self._is_valid)
         return TimeStep(
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
@@ -174,7 +170,7 @@ class TensorVectorEnv:
         ended, reward = terminated | truncated, reward.float()
         obs, mask, final_obs = self._pack(given_obs), self._read_mask(info), None
         # A pure simulator is compiled without branches, and resets in each step.
-        if not self._is_pure and self.device.type == "cpu" and not ended.any():
+        if not self.is_pure and self.device.type == "cpu" and not ended.any():
             pass
         elif self._resets_rows:
             final_obs = obs
@@ -188,7 +184,7 @@ class TensorVectorEnv:
             given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
             if given_obs is not None:
                 final_obs = self._pack(given_obs, ended)
-            elif ended.any():
+            elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
         choices = () if mask is None else mask.split(self._widths, 1)
@@ -198,24 +194,54 @@ class TensorVectorEnv:
         is_valid = torch.stack(checks).all()
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
-    def _advance_pure(self, call: Callable[..., tuple[Tensor, ...]], action: Tensor) -> _Outcome:
-        """Do the same by a function of the action and the simulator's state."""
-        state = self._simulator.get_state()
-        outputs = call(self._step_from_state, _NO_NETWORK, [action, *state.values()])
-        self._simulator.set_state(dict(zip(state, outputs[-len(state) :], strict=True)))
-        return _Outcome(*outputs[: -len(state)])
+    def run_steps(
+        self, call: Callable[[list[Tensor]], tuple[Tensor, ...]], num_steps: int
+    ) -> tuple[Tensor, ...]:
+        """Make steps of a pure simulator in one call, and return the call's other results.
 
-    def _step_from_state(self, action: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        Args:
+            call: function of a state, see `step_from`, that returns results and the next state.
+            num_steps: number of steps that `call` makes.
+        """
+        self._num_steps += num_steps
+        with self._call("step()"):
+            state = self._simulator.get_state()
+            current = [x for x in (self.obs, self.action_mask) if x is not None]
+            outputs = call([*current, *state.values()])
+            results, values = outputs[: -len(state)], outputs[-len(state) :]
+            self.obs = results[-len(current)]
+            self.action_mask = results[-1] if self.mask_size else None
+            self._simulator.set_state(dict(zip(state, values, strict=True)))
+        return results[: -len(current)]
+
+    def step_from(
+        self, state: Sequence[Tensor], action: Tensor
+    ) -> tuple[_Outcome, tuple[Tensor, ...]]:
+        """Step a pure simulator from a state: observations, masks if any, the simulator's state."""
         names = self._simulator.get_state()
-        self._simulator.set_state(dict(zip(names, state, strict=True)))
-        outputs = [value for value in self._advance(action) if value is not None]
-        return (*outputs, *self._simulator.get_state().values())
+        self._simulator.set_state(dict(zip(names, state[-len(names) :], strict=True)))
+        outcome = self._advance(action)
+        masks = [] if outcome.mask is None else [outcome.mask]
+        return outcome, (outcome.obs, *masks, *self._simulator.get_state().values())
+
+    def check_numbers(self, is_valid: Tensor, call: str = "step()") -> None:
+        """Check whether all numbers of the simulator are valid.
+
+        Raises:
+            EnvError: `is_valid`, of any shape, is false somewhere.
+        """
+        if not is_valid.all():
+            raise EnvError(
+                f"{self.name}: {call} returned, up to step {self._num_steps}, an observation or "
+                "reward that is not finite or outside its space, or a mask that allows nothing; "
+                f"{REMEDY}"
+            )
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly, if the simulator has one."""
-        if self._current is None or self.exact_state == "none":
+        if self.obs is None or self.exact_state == "none":
             return None
-        current = {"obs": self._current, "mask": self.action_mask}
+        current = {"obs": self.obs, "mask": self.action_mask}
         return {"simulator": self._simulator.get_state(), "random": self._random} | current
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
@@ -226,12 +252,12 @@ class TensorVectorEnv:
         self._random |= {x: state["random"][x] for x in self._random if x in state["random"]}
         self._first, mask = None, state["mask"]
         self.action_mask = None if mask is None else mask.to(self.device)
-        self._current = obs = state["obs"].to(self.device)
+        self.obs = obs = state["obs"].to(self.device)
         return obs
 
     def close(self) -> None:
         """Close the simulator; further calls do nothing."""
-        simulator, self._simulator, self._current = self._simulator, None, None
+        simulator, self._simulator, self.obs = self._simulator, None, None
         if hasattr(simulator, "close"):
             close_env(self.name, simulator)
 
@@ -276,11 +302,6 @@ class TensorVectorEnv:
                 given = f"of shape {tuple(values.shape)}"
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
-
-    def _check_numbers(self) -> None:
-        if not self._is_valid:
-            text = f"returned, up to step {self._num_steps}, an observation or reward that is not"
-            raise Invalid(f"{text} finite or outside its space, or a mask that allows nothing")
 
     def _read_mask(self, info: Mapping[str, Any]) -> Tensor | None:
         if not self.mask_size:

@@ -72,7 +72,7 @@ class RecurrentMemory(nn.Module):
         sequence of PyTorch, longest first: one call without padding, whose number of steps is that
         of the longest piece.
         """
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or first.shape[1] == 1:
             return self._step(features, first, state)
         num_sequences, num_steps = first.shape
         begins = first.clone()

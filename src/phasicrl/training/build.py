@@ -29,6 +29,7 @@ from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.device import apply_torch_settings, find_device
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
+from phasicrl.fused import FusedCollector
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.rollout import PhaseBuffer
@@ -289,10 +290,9 @@ def _build_run(
         log.show_message(message)
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.show_message, world=world)
-    if isinstance(envs, TensorVectorEnv) and envs.device == executor.device:
-        envs.call_compiled = executor.call_compiled
+    is_pure = isinstance(envs, TensorVectorEnv) and envs.is_pure and envs.device == executor.device
     # All processes share the noise of actions, but each shuffles its minibatches differently.
-    collector = Collector(
+    collector = (FusedCollector if is_pure else Collector)(
         envs, agent, generator=Generator().manual_seed(derive_seed(config.seed, "action")),
         executor=executor, bootstrap_truncation=config.ppo.bootstrap_truncation,
     )  # fmt: skip

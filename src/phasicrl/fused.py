@@ -1,0 +1,82 @@
+"""Rollouts from pure simulators, several steps in one compiled call. Kind: effects."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from phasicrl.collect import Collector, Truncation, require_finite
+from phasicrl.envs.tensor import TensorVectorEnv
+from phasicrl.rollout import Rollout
+
+MAX_STEPS = 8
+"""Maximum number of steps in a call. Twice as many save a tenth of the time, and compile for twice
+as long (docs/performance.md)."""
+
+
+class FusedCollector(Collector):
+    """Collector that acts in a pure simulator and steps it several times in one compiled call.
+
+    Where networks are small, Python's calls take longer than what they compute.
+    """
+
+    envs: TensorVectorEnv
+
+    def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
+        """Act and step T times, see `Collector`."""
+        rollout.state.copy_(self._state)
+        num_steps, chunks = rollout.first.shape[1], list[list[Tensor]]()
+        size = max(size for size in range(1, MAX_STEPS + 1) if num_steps % size == 0)
+        names = ["obs", "first", "action", "log_prob", "reward", "terminated", "truncated"]
+        names += ["action_mask"] if self.envs.mask_size else []
+        names += [] if self._values_deferred else ["value"]
+        for start in range(0, num_steps, size):
+            draws = [self._blank_policy.sample_noise(self.generator) for _ in range(size)]
+            noise = self.executor.upload(torch.stack(draws)[:, self._local_noise])
+            inputs = [noise, self._first, self._state]
+            *columns, self._first, self._state = self.envs.run_steps(
+                lambda state, given=inputs: self.executor.call_compiled(
+                    self._run_steps, self.agent, [*given, *state]
+                ),
+                size,
+            )
+            for name, values in zip(names, columns, strict=False):
+                getattr(rollout, name)[:, start : start + size] = values
+            chunks.append(columns[len(names) :])
+        self._obs = self.envs.obs
+        final_obs, memory, validity = zip(*chunks, strict=True)
+        if not (valid := torch.cat(validity)).all():
+            # A diverged network may have acted before the simulator's first wrong number.
+            require_finite(policy=rollout.log_prob[:, : int(valid.int().argmin()) + 1])
+            self.envs.check_numbers(valid)
+        cut = rollout.truncated.any(0).nonzero().flatten().tolist()
+        finals = {
+            t: (final_obs[t // size][:, t % size], memory[t // size][:, t % size]) for t in cut
+        }
+        truncated, ended = rollout.truncated.t(), (rollout.terminated | rollout.truncated).t()
+        steps = {"reward": rollout.reward.t(), "terminated": rollout.terminated.t(), "ended": ended}
+        return self._find_truncations(truncated, finals if self.bootstrap_truncation else {}), steps
+
+    def _run_steps(
+        self, noise: Tensor, first: Tensor, memory: Tensor, *state: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Act and step once for each row of `noise` `[N, B, …]`.
+
+        Returns:
+            Columns of the rollout `[B, N, …]`, final observations and memory states of all steps
+            `[B, N, …]`, whether the simulator's numbers are valid `[N]`, and the next arguments.
+        """
+        rows, validity = list[list[Tensor]](), list[Tensor]()
+        for draw in noise:
+            obs, *masks = state[: 1 + bool(self.envs.mask_size)]
+            output = self._policy_step(obs, first, memory, draw, *masks)
+            action, env_action, log_prob, next_memory, *values = output
+            step, state = self.envs.step_from(state, env_action)
+            flags = step.terminated, step.truncated
+            columns = [obs, first, action, log_prob, step.reward, *flags, *masks, *values]
+            assert step.final_obs is not None, f"{self.envs.name} hands over no final observations"
+            rows.append([*columns, step.final_obs, next_memory])
+            validity.append(step.is_valid)
+            first, memory = flags[0] | flags[1], next_memory
+        stacked = [torch.stack(column, 1) for column in zip(*rows, strict=True)]
+        return (*stacked, torch.stack(validity), first, memory, *state)

@@ -1,0 +1,104 @@
+"""Several steps of agent and simulator in one call."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.collect import Collector
+from phasicrl.config import EnvConfig, ModelConfig, ValuePath
+from phasicrl.envs.make import make_envs
+from phasicrl.execution.executor import Executor
+from phasicrl.execution.plan import Plan
+from phasicrl.fused import FusedCollector
+from phasicrl.models.agent import Agent
+from phasicrl.rollout import PhaseBuffer
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TensorCartPole, TensorPendulum, TensorRecall = (
+    runpy.run_path(str(EXAMPLES / f"tensor_{name.lower()}.py"))[f"Tensor{name}"]
+    for name in ("CartPole", "Pendulum", "Recall")
+)
+B, T = 5, 9  # three calls of three steps
+
+
+class ShortCartPole(TensorCartPole):
+    """Cuts episodes after 3, 4, … steps."""
+
+    def step(self, action: Tensor) -> Any:
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, self.length >= torch.arange(3, 3 + B), info
+
+
+def collect(
+    kind: type[Collector], simulator: Any, memory: Any, value_path: ValuePath, compiled: bool,
+) -> tuple[dict[str, Tensor], Collector, list[str]]:  # fmt: skip
+    """Collect three rollouts with equal weights and seeds."""
+    envs = make_envs(
+        EnvConfig(id="simulated", num_envs=B), seed=1, make_vector_env=lambda _: simulator(B)
+    )
+    config = ModelConfig(
+        encoder="mlp", hidden_sizes=(16,), memory=memory, memory_size=8, value_path=value_path,
+        policy_head_scale=1.0, value_head_scale=1.0,
+    )  # fmt: skip
+    agent = Agent(
+        envs.observation_space, envs.action_space, config, auxiliary=False,
+        generator=Generator().manual_seed(0),
+    )  # fmt: skip
+    log: list[str] = []
+    collector = kind(
+        envs, agent, generator=Generator().manual_seed(3), bootstrap_truncation=True,
+        executor=Executor(Plan(compiled=compiled), log=log.append),
+    )  # fmt: skip
+    action = agent.policy_head.distribution(torch.zeros(1, 1, agent.policy_head.num_dist_params))
+    drawn = action.draw(action.sample_noise(Generator()))
+    buffer = PhaseBuffer(
+        3, B, T, obs_shape=envs.observation_space.shape or (), obs_dtype=torch.float32,
+        action_shape=drawn.shape[2:], action_dtype=drawn.dtype, state_size=agent.state_size,
+        num_actions=envs.mask_size or None, device=torch.device("cpu"),
+    )  # fmt: skip
+    collector.start()
+    for _ in range(3):
+        rollout = buffer.next_rollout()
+        for tensor in rollout.tensors().values():  # so that a cell that is not written shows
+            tensor.fill_(True if tensor.dtype == torch.bool else 99)
+        collector.collect(rollout)
+    return buffer.rollouts.tensors(), collector, log
+
+
+@pytest.mark.parametrize(
+    ("simulator", "memory", "value_path", "compiled"),
+    [
+        (ShortCartPole, "none", "separate", False),
+        (ShortCartPole, "lstm", "detached", False),
+        (TensorPendulum, "none", "shared", True),
+        (TensorRecall, "gru", "separate", True),
+    ],
+)
+def test_rollouts_equal_those_of_single_steps(
+    simulator: Any, memory: Any, value_path: ValuePath, compiled: bool
+) -> None:
+    """Also their ends, final observations' values, masks, memory, and the state to resume from."""
+    expected, single, _ = collect(Collector, simulator, memory, value_path, False)
+    actual, fused, log = collect(FusedCollector, simulator, memory, value_path, compiled)
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.allclose(actual[name].float(), values.float(), atol=1e-4), name
+    if simulator is ShortCartPole:
+        assert expected["truncated"].sum() > 15 and not expected["truncated"].all()
+    finished = [
+        [(each.length, each.env_index, each.terminated) for each in collector.episodes.finished]
+        for collector in (single, fused)
+    ]
+    assert finished[0] == finished[1]
+    assert fused.episodes._current == pytest.approx(single.episodes._current, abs=1e-3)
+    states: list[Any] = [collector.state_dict() for collector in (single, fused)]
+    for name, values in states[0]["envs"]["simulator"].items():
+        assert torch.allclose(values, states[1]["envs"]["simulator"][name], atol=1e-4), name
+    assert torch.equal(*(state["envs"]["random"]["cpu"] for state in states))
+    assert ["is compiled" in message for message in log] == [True] * compiled
