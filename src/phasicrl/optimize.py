@@ -64,7 +64,8 @@ def step_optimizer_(
     """Make one eager step of Adam for some parameters, in place.
 
     Args:
-        optimizer: optimizer with `lr`, `betas`, `eps` and perhaps `eps_hat` in its groups.
+        optimizer: optimizer whose groups have `lr`, `betas`, `eps` and perhaps `eps_hat`, see
+            `adam_`.
         parameters: some of the optimizer's parameters.
         gradients: gradient of each parameter.
         apply_if: whether to apply the step, 0-d bool; false for gradients that are not finite.

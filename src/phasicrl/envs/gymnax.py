@@ -14,7 +14,7 @@ gymnax = import_with_jax("gymnax")
 
 
 def list_names() -> list[str]:
-    """List the ids of gymnax."""
+    """Return the ids of gymnax's environments."""
     return list(gymnax.registered_envs)
 
 

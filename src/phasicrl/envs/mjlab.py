@@ -24,7 +24,7 @@ from mjlab.tasks import registry  # noqa: E402  # pyright: ignore[reportMissingI
 
 
 def list_names() -> list[str]:
-    """List the registered tasks."""
+    """Return the ids of mjlab's registered tasks."""
     return registry.list_tasks()
 
 

@@ -134,7 +134,10 @@ def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
 
 
 def envpool_bundles_qt() -> bool:
-    """Return whether EnvPool's wheel has Qt (since 1.2.7: `envpool.libs/libQt6Core…`)."""
+    """Return whether EnvPool's wheel has Qt (since 1.2.7: `envpool.libs/libQt6Core…`).
+
+    Such a wheel needs graphics libraries instead of Qt 5.
+    """
     spec = importlib.util.find_spec("envpool")
     if spec is None or spec.origin is None:
         return False

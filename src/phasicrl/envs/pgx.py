@@ -16,7 +16,7 @@ pgx = import_with_jax("pgx")
 
 
 def list_names() -> list[str]:
-    """List the ids of pgx; `make` refuses those for several players."""
+    """Return the ids of pgx's games; `make` refuses those for several players."""
     return list(pgx.available_envs())
 
 

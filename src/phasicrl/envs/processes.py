@@ -62,7 +62,10 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         return self._request(RESET_SECONDS, self.call_wait, self.call_async, name, *args)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End all processes; kill those that are still alive after the timeout."""
+        """Ask all processes to close; kill those still alive after `CLOSE_SECONDS`.
+
+        With `terminate`, kill them at once; `timeout` has no effect.
+        """
         end = time.monotonic() + (0 if terminate else CLOSE_SECONDS)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError, AttributeError):  # Gymnasium sets None after an error

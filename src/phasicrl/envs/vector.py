@@ -48,7 +48,7 @@ Its result is Gymnasium's `VectorEnv`, of NumPy arrays or tensors, rsl_rl's `Vec
 def make_custom_envs(
     make_vector_env: MakeVectorEnv, config: EnvConfig, local: RankEnvs
 ) -> CustomVectorEnv | TensorVectorEnv:
-    """Make a custom vector environment, of arrays or of tensors.
+    """Make a custom vector environment, of tensors if it has a `device`, otherwise of arrays.
 
     Raises:
         ValueError: the spaces are not supported.

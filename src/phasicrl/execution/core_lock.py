@@ -41,7 +41,8 @@ class CoreLock:
     def take_turn(self) -> Iterator[None]:
         """Wait for the turn of this run to compute on its cores, and hold it until the block ends.
 
-        After 2 s, or where files cannot be locked, the block runs without a turn.
+        After 2 s of waiting, or where files cannot be locked, the block runs without a turn; for
+        the next 30 s blocks do not wait.
         """
         start = time.monotonic()
         deadline = start + TIMEOUT_SECONDS if start >= self._retry_at else start

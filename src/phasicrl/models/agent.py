@@ -247,16 +247,17 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def update_value_statistics(self, target: Float[Tensor, "..."]) -> bool:
-        """Update the statistics of value targets with `[…]`; return whether values have changed.
+        """Update the value normalizer with targets `[…]`; return whether it was the first update.
 
-        From the second call on, the heads are rescaled so that values are unchanged up to rounding
-        (Pop-Art: van Hasselt et al. 2016, "Learning values across many orders of magnitude",
-        equation 9). An output `o` means `σ o + μ`; when (μ, σ) become (μ', σ'), the head becomes
-        `w' = σ w / σ'` and `b' = (σ b + μ − μ') / σ'`. Otherwise targets would bootstrap from
-        shifted values and shift the statistics further.
+        The first update rescales no head, so that the caller has to convert stored values by
+        `denormalize`: an untrained head starts at the targets' mean and deviation. With unchanged
+        values near 0 it would start `μ / σ` deviations off.
 
-        The first call rescales nothing, and returns true: an untrained head starts at the targets'
-        mean and deviation. With unchanged values near 0 it would start `μ / σ` deviations off.
+        Later updates rescale the heads so that values are unchanged up to rounding (Pop-Art: van
+        Hasselt et al. 2016, "Learning values across many orders of magnitude", equation 9). An
+        output `o` means `σ o + μ`; when (μ, σ) become (μ', σ'), the head becomes `w' = σ w / σ'`
+        and `b' = (σ b + μ − μ') / σ'`. Otherwise targets would bootstrap from shifted values and
+        shift the statistics further.
 
         Adam's moments are not rescaled; they are forgotten within 1 / (1 − β₂) steps, and σ'/σ is
         soon near 1.

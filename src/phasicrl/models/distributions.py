@@ -189,8 +189,8 @@ class JointPolicy(Distribution):
 
     Args:
         dist_params: parameters of the distribution, `[…, P]`.
-        parts: one batch `[…, k]` of distributions for the components of each family: categorical
-            of equal width, normal.
+        parts: one batch `[…, k]` for each group of components: categorical ones with the same
+            number of choices, and normal ones.
         columns: columns of an action that each part covers, `[k]`.
     """
 

@@ -341,7 +341,7 @@ def to_height_width_channels(shape: tuple[int, ...], channels_first: bool) -> tu
 
 
 def scale_image(obs: Shaped[Tensor, "N *shape"], channels_first: bool) -> Float[Tensor, "N C H W"]:
-    """Convert images of either layout to floats in [0, 1], channels_last in memory."""
+    """Convert images to floats `[N, C, H, W]`, channels_last in memory; divide bytes by 255."""
     x = obs if channels_first else obs.permute(0, 3, 1, 2)
     # A `permute` view of NHWC bytes is channels_last already, so that one pass converts it.
     floats = x.to(torch.float32, memory_format=torch.channels_last)

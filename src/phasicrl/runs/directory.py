@@ -160,7 +160,7 @@ class RunDirectory:
 
     @property
     def env_id(self) -> str:
-        """Full id of the run's environment."""
+        """Id of the run's environment with its back end, such as `gymnasium:CartPole-v1`."""
         return str(self.card.get("environment") or self.config.env.id)
 
     @property
@@ -286,9 +286,10 @@ class RunDirectory:
             save_tensors(weights, temporary, about=about)
 
     def reject_special_files(self) -> None:
-        """Check that the directory and its direct subdirectories hold regular files only.
+        """Check that the directory and its direct subdirectories have no links or special files.
 
-        Symbolic links could lead out of the directory, and reading a pipe could block.
+        Symbolic links could lead out of the directory, and reading a pipe could block. Deeper
+        levels and `wandb` are not checked.
 
         Raises:
             ValueError: there is a link or another special file.

@@ -77,7 +77,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Label with a mark of published results."""
+        """Label, followed by `(published)` for published results."""
         return f"{self.label} (published)" if self.published else self.label
 
 

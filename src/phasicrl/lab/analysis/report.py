@@ -100,7 +100,7 @@ class _ReportedRun:
 
     @property
     def key_figures(self) -> dict[str, str]:
-        """Numbers at the top of the page, by their text."""
+        """Formatted numbers at the top of the page, by caption."""
         steps, training = self.rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (

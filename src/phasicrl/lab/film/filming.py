@@ -132,7 +132,7 @@ class _Renderer:
         env.reset = self._draw_and_reset
 
     def draw(self) -> np.ndarray:
-        """Draw the current state: bytes without alpha; floats are from 0 to 1 or from 0 to 255.
+        """Draw the current state as bytes without alpha; convert floats in [0, 1] or [0, 255].
 
         Raises:
             ValueError: the result is not an image; ffmpeg would take other arrays as bytes.
