@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.lab.experiments.batch_scale import scale_batch
-from phasicrl.lab.experiments.trials import ResultTable, Trial, vary_seed, yield_missing_trials
+from phasicrl.lab.experiments.trials import ResultTable, Trial, run_missing_trials, vary_seed
 from phasicrl.system.provenance import find_commit
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.run import Run
@@ -146,7 +146,7 @@ def main(
 ) -> None:
     """Run what is missing, and draw the figure."""
     table = ResultTable(output, COLUMNS, label=("task", "arm", "divided_by"))
-    for trial in yield_missing_trials(table, make_trials(seeds, tasks), measure, jobs=jobs):
+    for trial in run_missing_trials(table, make_trials(seeds, tasks), measure, jobs=jobs):
         print(*trial.key, flush=True)
     draw(table.read(), figure)
 

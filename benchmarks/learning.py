@@ -26,8 +26,8 @@ from phasicrl.lab.experiments.trials import (
     ResultTable,
     Row,
     Trial,
+    run_missing_trials,
     vary_seed,
-    yield_missing_trials,
 )
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.evaluate import evaluate
@@ -57,7 +57,7 @@ def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
         "env": run.envs.name,
         "env_steps": run.env_steps,
         "seconds": round(run.seconds, 1),
-        "return_100": round(run.collector.episodes.recent_mean, 2),
+        "return_100": round(run.collector.episodes.recent_mean_return, 2),
         "steps_to_threshold": steps_to_threshold or "",
         "greedy_mean": greedy.mean_return,
         "greedy_min": min(greedy.returns),
@@ -91,7 +91,7 @@ def main(
     """Run everything that the command line names, some runs at a time."""
     trials = make_trials(presets, range(first_seed, first_seed + seeds), runs)
     measure = partial(learning_row, threshold=threshold)
-    for trial in yield_missing_trials(
+    for trial in run_missing_trials(
         ResultTable(output, LEARNING_COLUMNS), trials, measure, jobs=jobs
     ):
         print(*trial.key, flush=True)

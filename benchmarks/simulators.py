@@ -48,7 +48,7 @@ def train_once(trial: trials.Trial) -> list[trials.Row]:
     means: dict[int, float] = {}
 
     def note_return(run: Any, record: dict[str, float]) -> None:
-        means[run.env_steps] = round(run.collector.episodes.recent_mean, 3)
+        means[run.env_steps] = round(run.collector.episodes.recent_mean_return, 3)
 
     with tempfile.TemporaryDirectory() as folder:
         simulator = runpy.run_path(str(EXAMPLES / f"{file}.py"))[kind]
@@ -97,7 +97,7 @@ def main(
             "checkpoint.every_minutes": None, **changes,
         })  # fmt: skip
         wanted += trials.vary_seed(arm, config, range(first_seed, first_seed + seeds))
-    for trial in trials.yield_missing_trials(table, wanted, train_once, jobs):
+    for trial in trials.run_missing_trials(table, wanted, train_once, jobs):
         print(*trial.key, flush=True)
     if figure is not None:
         draw(table.read(), figure)

@@ -189,7 +189,7 @@ def main(output: Path, /, rsl_rl: str | None = None, seeds: int = 5, jobs: int =
     numbers = range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + seeds)
     wanted = [trial for label in arms for trial in trials.vary_seed(label, CONFIG, numbers)]
     run_trial = functools.partial(measure, rsl_rl=rsl_rl)
-    for trial in trials.yield_missing_trials(table, wanted, run_trial, jobs):
+    for trial in trials.run_missing_trials(table, wanted, run_trial, jobs):
         print(*trial.key, flush=True)
     print("| task | trained by | mean error | bias | steps left out |\n|---|---|---|---|---|")
     for label in arms:

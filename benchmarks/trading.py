@@ -19,9 +19,9 @@ from phasicrl.lab.experiments.trials import (
     ResultTable,
     Row,
     Trial,
+    run_missing_trials,
     summarize_run,
     vary_seed,
-    yield_missing_trials,
 )
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "trading.py"))
@@ -64,9 +64,7 @@ def main(
             range(first_seed, first_seed + seeds),
         )
     ]  # fmt: skip
-    for trial in yield_missing_trials(
-        ResultTable(output, COLUMNS, label=("arm",)), trials, measure
-    ):
+    for trial in run_missing_trials(ResultTable(output, COLUMNS, label=("arm",)), trials, measure):
         print(*trial.key, flush=True)
 
 

@@ -19,4 +19,4 @@ class WatchWeights(Callbacks):
 
 
 run = train(get_preset("cartpole-ppg"), callbacks=WatchWeights())
-print(f"return {run.collector.episodes.recent_mean:.0f} after {run.env_steps:,} steps")
+print(f"return {run.collector.episodes.recent_mean_return:.0f} after {run.env_steps:,} steps")

@@ -54,4 +54,4 @@ class Network(nn.Module):
 
 changes = {"env.id": "keys", "total_env_steps": 20_000, "compute.num_threads": 1}
 run = train(get_preset("classic-ppg").with_updates(changes), make_env=Keys, make_encoder=Network)
-print(f"{run.collector.episodes.recent_mean:.1f} of 16")
+print(f"{run.collector.episodes.recent_mean_return:.1f} of 16")

@@ -10,8 +10,8 @@ from phasicrl.training.run import Run
 
 def train_until_solved(run: Run, *, solved: float) -> None:
     """Train until the mean return of 100 episodes exceeds `solved`, or the budget is spent."""
-    learner, buffer = run.learner, run.buffer
-    while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
+    learner, buffer, episodes = run.learner, run.buffer, run.collector.episodes
+    while run.env_steps < run.config.budget and not episodes.recent_mean_return > solved:
         rollout = run.collect(buffer.next_rollout())
         # Rewards [environments, steps]; add a bonus here.
         reward, _ = learner.normalize_reward(rollout)
@@ -27,4 +27,4 @@ def train_until_solved(run: Run, *, solved: float) -> None:
 if __name__ == "__main__":
     with start_run(replace(get_preset("classic-ppg"), total_env_steps=100_000)) as run:
         train_until_solved(run, solved=195)
-    print(f"return {run.collector.episodes.recent_mean:.0f} after {run.env_steps:,} steps")
+    print(f"return {run.collector.episodes.recent_mean_return:.0f} after {run.env_steps:,} steps")

@@ -57,4 +57,4 @@ class TensorCartPole:
 if __name__ == "__main__":
     config = get_preset("cartpole-ppo").with_updates({"env.id": "tensor-cartpole"})
     run = train(config, make_vector_env=TensorCartPole)
-    print(f"return {run.collector.episodes.recent_mean:.1f} after {run.env_steps:,} steps")
+    print(f"return {run.collector.episodes.recent_mean_return:.1f} after {run.env_steps:,} steps")

@@ -61,4 +61,4 @@ class TensorPendulum:
 if __name__ == "__main__":
     config = get_preset("pendulum-ppo").with_updates({"env.id": "tensor-pendulum"})
     run = train(config, make_vector_env=TensorPendulum)
-    print(f"return {run.collector.episodes.recent_mean:.1f} after {run.env_steps:,} steps")
+    print(f"return {run.collector.episodes.recent_mean_return:.1f} after {run.env_steps:,} steps")

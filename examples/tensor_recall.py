@@ -61,4 +61,4 @@ if __name__ == "__main__":
         "ppo.num_steps": 32, "ppo.minibatch_by": "segments", "total_env_steps": 40_000,
     })  # fmt: skip
     run = train(config, make_vector_env=TensorRecall)
-    print(f"return {run.collector.episodes.recent_mean:.2f} after {run.env_steps:,} steps")
+    print(f"return {run.collector.episodes.recent_mean_return:.2f} after {run.env_steps:,} steps")

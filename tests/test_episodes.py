@@ -21,7 +21,7 @@ def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
 def test_a_report_clears_what_it_reported_but_keeps_the_window() -> None:
     episodes = EpisodeStatistics(1, window=2)
     assert episodes.pop_metrics() == {"charts/num_episodes": 0}
-    assert math.isnan(episodes.recent_mean)
+    assert math.isnan(episodes.recent_mean_return)
     update(episodes, (1, False), (2, True), (10, True), (100, True), (7, False))
     names = [f"charts/{x}" for x in ("num_episodes", "episodic_return", "episodic_length",
                                      "episodic_return_100")]  # fmt: skip

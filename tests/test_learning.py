@@ -54,7 +54,7 @@ def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_pa
         "model.blocks": 1, "model.hidden_sizes": (32,), "model.value_path": value_path,
         "ppo.num_steps": 32, "ppo.num_minibatches": 4, "ppo.learning_rate": 1e-3,
     })  # fmt: skip
-    assert train(config, make_env=Image).collector.episodes.recent_mean > 4.5
+    assert train(config, make_env=Image).collector.episodes.recent_mean_return > 4.5
 
 
 @pytest.mark.parametrize(

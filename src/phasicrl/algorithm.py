@@ -85,7 +85,7 @@ def train(
               `{"ppo.clip": 0.2 * (1 - progress)}`, in place of constants and of named schedules.
 
     Returns:
-        The finished run: `run.agent`, `run.directory`, `run.summary()`.
+        The finished run: `run.agent`, `run.directory`, `run.format_results()`.
 
     Raises:
         ValueError: the configuration cannot work; nothing was started.

@@ -138,7 +138,7 @@ def _format_warning(
 
 
 def all_commands() -> dict[str, Command]:
-    """Return the commands of all installed packages by name."""
+    """Return the subcommands that installed packages register, by name."""
     commands: dict[str, Command] = {}
     for entry in sorted(entry_points(group="phasicrl.commands"), key=lambda each: each.name):
         commands |= entry.load()
@@ -422,7 +422,7 @@ def _print_run(run: Run) -> None:
     if not run.world.is_first:
         return
     title = f"{run.config.name} on {run.envs.name}, seed {run.config.seed}"
-    print_table(title, ("", ""), run.summary().items())
+    print_table(title, ("", ""), run.format_results().items())
     print_lines([f"run directory: {run.directory}"])
 
 

@@ -84,7 +84,7 @@ class EpisodeStatistics:
             if completed[0] is not None:
                 record["procgen/level_complete"] = float(np.mean(completed))
         if self._recent:
-            record["charts/episodic_return_100"] = self.recent_mean
+            record["charts/episodic_return_100"] = self.recent_mean_return
         if self._restarts is not None:
             record["charts/env_restarts"] = self._restarts
             self._restarts = 0
@@ -99,8 +99,8 @@ class EpisodeStatistics:
         return len(self._recent) == self._recent.maxlen
 
     @property
-    def recent_mean(self) -> float:
-        """Mean return over the window; NaN before the first episode has finished."""
+    def recent_mean_return(self) -> float:
+        """Mean return of the last `window` episodes; NaN before the first has finished."""
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
     def state_dict(self) -> dict[str, Any]:

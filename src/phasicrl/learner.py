@@ -205,12 +205,15 @@ class Learner:
         weights = [torch.tensor(x, device=device) for x in (self.kl_coef, ppo.entropy_coef)]
         return [*weights, torch.tensor(ppo.clip or math.inf, dtype=torch.float64, device=device)]
 
-    def adapt_kl_penalty(self, epoch_kl: float) -> Record:
-        """Adapt the weight of the KL penalty; return the old weight as a metric, if it adapts."""
+    def adapt_kl_penalty(self, last_epoch_kl: float) -> Record:
+        """Adapt the weight of the KL penalty after a phase; return the old weight as a metric.
+
+        Without `ppo.kl_penalty_target`, do nothing.
+        """
         used, target = self.kl_coef, self.config.ppo.kl_penalty_target
         if target is None:
             return {}
-        self.kl_coef = objectives.adapt_kl_coef(used, epoch_kl, target=target)
+        self.kl_coef = objectives.adapt_kl_coef(used, last_epoch_kl, target=target)
         return {"losses/kl_penalty": used}
 
     def step_settings(self, phase: Phase) -> StepSettings:

@@ -22,12 +22,12 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
         if number % 50 == 0 or number > 690:
             copy = EpisodeActions(3, (2,), np.dtype(np.float32))
             copy.set_state(*kept.get_state())
-            for env, taken, again in zip(plain, kept.split(), copy.split(), strict=True):
-                np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
-                np.testing.assert_array_equal(again, taken)
+            for env, one, two in zip(plain, kept.split_by_env(), copy.split_by_env(), strict=True):
+                np.testing.assert_array_equal(one, np.reshape(env, (len(env), 2)))
+                np.testing.assert_array_equal(two, one)
     assert len(kept._rows) <= 2 * 64 or chance < 0.3, "memory follows the longest episode"
     kept.clear()
-    assert [len(taken) for taken in kept.split()] == [0, 0, 0]
+    assert [len(taken) for taken in kept.split_by_env()] == [0, 0, 0]
 
 
 def test_restored_actions_can_be_extended() -> None:
@@ -39,6 +39,6 @@ def test_restored_actions_can_be_extended() -> None:
     for number in range(100, 300):
         for one in (kept, copy):
             one.add(np.array([number, -number]), np.array([False, number == 150]))
-    assert copy.split()[0].tolist() == kept.split()[0].tolist() == list(range(97, 300))
-    assert copy.split()[1].tolist() == [-number for number in range(151, 300)]
-    assert kept.split()[1].tolist() == copy.split()[1].tolist()
+    expected = [[*range(97, 300)], [-number for number in range(151, 300)]]
+    for one in (kept, copy):
+        assert [taken.tolist() for taken in one.split_by_env()] == expected

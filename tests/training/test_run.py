@@ -254,7 +254,7 @@ def test_an_own_metric_that_cannot_be_logged_is_named(
         train(tiny(tmp_path), make_env=corridor, callbacks=lambda run, _: run.log(values))
 
 
-def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
+def test_results_speak_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     for counts_and_means, expected in (
         ([(30, 9.0), (60, 5.0)], ("return, last 90 episodes", "5.00")),
@@ -265,7 +265,7 @@ def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Pat
             dict(zip(names, (32, i, *row), strict=True)) for i, row in enumerate(counts_and_means)
         ]
         (run.directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        assert [each for each in run.summary().items() if "episodes" in each[0]] == [expected]
+        assert [x for x in run.format_results().items() if "episodes" in x[0]] == [expected]
 
 
 def test_a_finished_run_resumes_to_nothing(

@@ -104,7 +104,7 @@ class EpisodeActions:
             self._rows = np.zeros_like(actions)
         self._rows[: self._end], self._lengths[:] = actions, lengths
 
-    def split(self) -> list[np.ndarray]:
+    def split_by_env(self) -> list[np.ndarray]:
         """Return the actions `[L, …]` of the current episodes: B arrays, each oldest first."""
         return [
             self._rows[self._end - length : self._end, env]
@@ -203,7 +203,7 @@ class NumpyVectorEnv:
             EnvError: the replay leads to other observations than those in the state.
         """
         self._episodes.set_state(state["actions"].numpy(), state["lengths"].numpy())
-        parts = state["starts"], self._episodes.split()
+        parts = state["starts"], self._episodes.split_by_env()
         obs, mask = self._guard("replay", 2 * self.reset_seconds, self._replay, *parts)
         is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not is_same or not np.array_equal(obs, state["obs"].numpy()):

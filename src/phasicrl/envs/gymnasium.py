@@ -175,7 +175,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def get_make_options(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:
+def convert_make_options(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:
     """Convert the given options to arguments of `gym.make`.
 
     Options are `max_episode_steps` and the arguments of the environment's constructor.

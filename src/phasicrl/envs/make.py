@@ -19,7 +19,7 @@ from phasicrl.config_io import suggest_name
 from phasicrl.envs import envpool
 from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MakeEnv, convert_errors
-from phasicrl.envs.gymnasium import GymnasiumEnv, get_make_options
+from phasicrl.envs.gymnasium import GymnasiumEnv, convert_make_options
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
@@ -125,7 +125,7 @@ def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
     spec = _find_spec(name)
-    options = get_make_options(spec, config.options)
+    options = convert_make_options(spec, config.options)
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
 

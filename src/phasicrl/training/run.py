@@ -187,10 +187,12 @@ class Run:
             self.metrics_log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Log metrics of your own with the current iteration, such as `{"own/level": 3}`.
+        """Add metrics of your own, such as `{"own/level": 3}`, to those of the current iteration.
+
+        `finish_iteration` writes them to the log.
 
         Raises:
-            ValueError: a value is no number, or a name is that of another metric.
+            ValueError: a value is no number, or a name is a built-in metric's or has no slash.
         """
         for name, value in values.items():
             if name in METRICS or "/" not in name:
@@ -223,7 +225,7 @@ class Run:
         self._write_metrics(record)
         limit = min(LONG_EPISODE * self.config.env.num_envs, self.config.budget)
         is_reached = self.env_steps - self.config.batch_size < limit <= self.env_steps
-        if is_reached and math.isnan(self.collector.episodes.recent_mean):
+        if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
         known = {*record}
@@ -239,7 +241,7 @@ class Run:
             self._write_metrics({})
             self.snapshot_and_maybe_save()
         goal, episodes = self.config.stop_at_return, self.collector.episodes
-        is_solved = goal is not None and episodes.is_full and episodes.recent_mean >= goal
+        is_solved = goal is not None and episodes.is_full and episodes.recent_mean_return >= goal
         return self.world.any_rank(is_solved or answer == "stop")
 
     def _write_metrics(self, record: Record) -> None:
@@ -419,8 +421,8 @@ class Run:
         for slot in range(state["num_filled"]):
             self.buffer.next_rollout().load_tensors(chunks[self._chunk_name(slot)])
 
-    def summary(self) -> dict[str, str]:
-        """Return the results of the run as formatted text, by name."""
+    def format_results(self) -> dict[str, str]:
+        """Return the results of the run so far, such as steps per second, as text by name."""
         parts = ("rollout", "policy", "value", "auxiliary", "evaluation")
         name, count = "charts/episodic_return_100", "charts/num_episodes"
         records = self.files.metrics(name, count, *(f"time/{part}" for part in parts))

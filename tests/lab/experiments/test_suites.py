@@ -268,7 +268,7 @@ def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(trials, "yield_missing_trials", none_left)
+    monkeypatch.setattr(trials, "run_missing_trials", none_left)
     monkeypatch.setattr(trials, "num_cores", lambda: 8)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, seeds=(101,), jobs=4)

@@ -24,8 +24,8 @@ from phasicrl.lab.experiments.trials import (
     Trial,
     make_trial_config,
     run_in_processes,
+    run_missing_trials,
     vary_seed,
-    yield_missing_trials,
 )
 from phasicrl.presets import get_preset
 from tests.faults.harness import wait_for
@@ -58,15 +58,15 @@ def read(path: Path) -> list[tuple[str, str, str]]:
 def test_each_run_is_made_once_and_rows_are_ordered(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     ppo, ppg = vary_seed(("ppo",), CONFIG, (102, 101)), vary_seed(("ppg",), CONFIG, (101,))
-    made = [trial.key for trial in yield_missing_trials(table(path), [ppo[0], *ppg], rows_of)]
+    made = [trial.key for trial in run_missing_trials(table(path), [ppo[0], *ppg], rows_of)]
     assert made == [("ppo", "102"), ("ppg", "101")]
     before = path.read_bytes()
-    made = [trial.key for trial in yield_missing_trials(table(path), [*ppo, *ppg], rows_of)]
+    made = [trial.key for trial in run_missing_trials(table(path), [*ppo, *ppg], rows_of)]
     assert made == [("ppo", "101")]
     assert read(path) == [("ppo", "101", "1010"), ("ppo", "102", "1020"), ("ppg", "101", "1010")]
-    assert list(yield_missing_trials(table(path), [*ppo, *ppg], rows_of)) == []
+    assert list(run_missing_trials(table(path), [*ppo, *ppg], rows_of)) == []
     path.unlink()
-    list(yield_missing_trials(table(path), [ppo[0], *ppg], rows_of))
+    list(run_missing_trials(table(path), [ppo[0], *ppg], rows_of))
     assert path.read_bytes() == before
 
 
@@ -80,7 +80,7 @@ def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -
         return [about | {"steps": steps} for steps in (5, 10)]
 
     *trials, new = (Trial(("heist", setting), CONFIG) for setting in ("fp32", "bf16", "fp64"))
-    assert len(list(yield_missing_trials(results, trials, measure))) == 2
+    assert len(list(run_missing_trials(results, trials, measure))) == 2
     assert [row["steps"] for row in results.read()] == ["5", "10"] * 2
     assert results.find_missing([*trials, new]) == [new]
 
@@ -109,7 +109,7 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
         table(path).find_missing(vary_seed(("ppo",), CONFIG, (100, 101)))
     table(path).add(rows_of(Trial(("ppo",), CONFIG.with_updates({"seed": 101}))))
     with pytest.raises(ValueError, match="separate them"):
-        next(yield_missing_trials(table(path), vary_seed(("ppg",), CONFIG, (1,)), rows_of))
+        next(run_missing_trials(table(path), vary_seed(("ppg",), CONFIG, (1,)), rows_of))
     assert read(path) == [("ppo", "101", "1010")]
 
 
@@ -122,7 +122,7 @@ def test_a_failed_run_is_reported_after_the_others_have_their_rows(tmp_path: Pat
 
     trials = vary_seed(("ppo",), CONFIG, (101, 102, 103))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n  ppo, 102: the disk is full"):
-        list(yield_missing_trials(table(tmp_path / "x.csv"), trials, measure))
+        list(run_missing_trials(table(tmp_path / "x.csv"), trials, measure))
     assert [row[1] for row in read(tmp_path / "x.csv")] == ["101", "103"]
 
 

@@ -61,7 +61,7 @@ def run_suite(
     suite = SUITES[name]
     require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
-    threads, runs = trials.divide_cores(jobs), list[Trial]()
+    threads, runs = trials.get_threads_per_job(jobs), list[Trial]()
     for task in tasks or suite.tasks(scale):
         for arm, config in suite.arms(suite.base(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
@@ -75,7 +75,7 @@ def run_suite(
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: an interrupted suite is a comparison over fewer seeds.
     runs.sort(key=lambda run: run.config.seed)
-    for run in trials.yield_missing_trials(table, runs, train_and_summarize, jobs=jobs):
+    for run in trials.run_missing_trials(table, runs, train_and_summarize, jobs=jobs):
         on_trial(run)
     curves = make_curves(table.select(runs))
     title = f"{name}: {suite.description}"

@@ -247,7 +247,7 @@ def yield_successes(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tu
         raise FailedTrialsError(number + "".join(failed))
 
 
-def yield_missing_trials(
+def run_missing_trials(
     table: ResultTable, trials: Sequence[Trial], run_trial: RunTrial, jobs: int = 1
 ) -> Iterator[Trial]:
     """Run the trials that are missing in a table, and yield each after its rows are written.
@@ -293,8 +293,8 @@ def make_trial_config(
     return config.with_updates(changes)
 
 
-def divide_cores(jobs: int) -> int | None:
-    """Return the threads of each of several runs on this machine; None for one run."""
+def get_threads_per_job(jobs: int) -> int | None:
+    """Return the number of threads of each of several parallel runs; None, the default, for one."""
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; expected at least 1")
     return None if jobs == 1 else max(1, num_cores() // jobs)

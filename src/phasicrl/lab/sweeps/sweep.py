@@ -195,7 +195,7 @@ def run_sweep(
         make_grid(search.base, {path: search.values[path] for path in importing})
     unfinished = (folder for folder in folders if read_trial_outcome(folder).state in UNFINISHED)
     if ray is None:
-        train = partial(train_trial, threads=trials.divide_cores(jobs))
+        train = partial(train_trial, threads=trials.get_threads_per_job(jobs))
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
     else:
         train = partial(train_trial, threads=cpus)
