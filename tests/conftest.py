@@ -67,6 +67,12 @@ def _signals_are_given_back() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Numbers that a test draws do not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _close_runs(_signals_are_given_back: None) -> Iterator[None]:
     yield
     while helpers.OPENED:

@@ -11,8 +11,11 @@ from torch import Tensor
 
 import phasicrl
 from phasicrl.config import AuxConfig, PPOConfig
+from phasicrl.execution.executor import Executor
+from phasicrl.execution.plan import Plan
+from phasicrl.normalize import EmaMoments
 from phasicrl.objectives import value_loss, weighted_mean
-from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets
+from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets, recompute_values
 from phasicrl.returns import first_half_episode_mask
 from phasicrl.rollout import PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
@@ -117,6 +120,31 @@ def test_the_value_loss_is_the_mean_over_known_steps() -> None:
     each = value_loss(torch.zeros(B, T), samples.value_target)
     known = samples.weight > 0 if samples.weight is not None else torch.ones(0)
     assert torch.allclose(weighted_mean(each, samples.weight), each[known].mean())
+
+
+def test_moments_of_advantages_are_those_of_known_steps() -> None:
+    rollout = collect().rollout(0)
+    raw, _ = compute_targets(rollout, rollout.reward, PPO)
+    assert raw.weight is not None
+    known = raw.advantage[raw.weight > 0].double()
+    moments = EmaMoments(0.9)
+    compute_targets(rollout, rollout.reward, PPO, moments=moments)
+    assert float(moments.mean) == pytest.approx(float(known.mean()))
+    assert float(moments.variance) == pytest.approx(float(known.var(correction=0)))
+
+
+def test_recomputed_values_bootstrap_from_the_last_known_state_too() -> None:
+    rollout, agent = collect().rollout(0), make_agent()
+    assert rollout.weight is not None
+    for parameter in agent.parameters():
+        parameter.data += 0.1
+    before = rollout.next_value.clone()
+    recompute_values(agent, rollout, executor=Executor(Plan()))
+    lost = (rollout.weight == 0)[:, 1:] & ~rollout.first[:, 1:]
+    assert lost.any()
+    assert torch.equal(rollout.next_value[:, :-1][lost], rollout.value[:, 1:][lost])
+    ended = rollout.first[:, 1:]
+    assert torch.equal(rollout.next_value[:, :-1][ended], before[:, :-1][ended])
 
 
 def test_rsl_rl_bootstraps_from_the_observation_before_the_last_step() -> None:

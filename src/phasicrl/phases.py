@@ -212,7 +212,8 @@ def compute_targets(
         record["losses/explained_variance"] = returns.explained_variance(*values_and_targets)
     # Normalize Â by running moments or over the batch; minibatches are normalized later.
     if moments is not None:
-        moments.update(advantage, world)
+        known = (advantage, world) if mask is None else (world.all_gather_cat(advantage)[mask],)
+        moments.update(*known)
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
@@ -320,9 +321,9 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
         return agent.value(segments.obs, segments.first, segments.state, precision=precision)
 
     value = executor.infer_in_batches(rollout.segments(), compute_value)
-    inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
-    rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
+    ended, next_value = rollout.first[:, 1:], rollout.next_value[:, :-1]
+    next_value.copy_(torch.where(ended, next_value, value[:, 1:]))
 
 
 def policy_phase(
@@ -528,7 +529,8 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         recompute_values(learner.agent, rollout, executor=learner.executor)
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
         reward, bootstrap = learner.rescale_to_current(rollout)
-        next_value = torch.where(rollout.truncated, bootstrap, rollout.next_value)
+        ended = rollout.first.roll(-1, dims=1)  # but for the last step
+        next_value = torch.where(ended, bootstrap, rollout.next_value)
         next_value[:, -1] = bootstrap[:, -1]
         if following is not None:  # its first value is that of the step after the last
             continues = ~following.first[:, 0]
