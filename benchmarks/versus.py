@@ -121,6 +121,7 @@ ZOO_CARTPOLE = {
 """RL-Zoo's settings for CartPole, with 8 environments."""
 
 _TENSORS = "--tensors cpu compat-cleanrl-ppo"
+_MANY = "--env.num-envs 2048 --compute.compile on --total-env-steps 8_000_000"
 
 
 def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
@@ -196,8 +197,12 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, ends=195, purejaxrl_steps=2_000_000),
     "cartpole64": _cartpole(64, ends=61, purejaxrl_steps=4_000_000),
     "cartpole2048": (
-        _ours("phasicrl, tensors", _TENSORS, "--env.num-envs 2048 "
-              "--compute.compile on --total-env-steps 8_000_000"),
+        _ours("phasicrl, tensors", _TENSORS, _MANY),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", "{purejaxrl} 2048 128 4 4 8000000 {seed}"),
+    ),
+    # Run by a Python with gymnax, such as .peers/jax/bin/python.
+    "gymnax2048": (
+        _ours("phasicrl, gymnax", "compat-cleanrl-ppo", f"--env.id gymnax:CartPole-v1 {_MANY}"),
         Contestant("PureJaxRL ppo.py", "purejaxrl", "{purejaxrl} 2048 128 4 4 8000000 {seed}"),
     ),
     # Each with settings of its own: how soon after the start of the process 100 training episodes
