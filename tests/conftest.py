@@ -68,7 +68,7 @@ def _signals_are_given_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Numbers that a test draws do not depend on the tests before it."""
+    """What a test draws from PyTorch does not depend on the tests before it."""
     torch.manual_seed(0)
 
 

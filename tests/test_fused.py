@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves
 
 from phasicrl.collect import Collector
 from phasicrl.config import EnvConfig, ModelConfig, ValuePath
 from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import EnvError
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.fused import FusedCollector
@@ -33,6 +36,31 @@ class ShortCartPole(TensorCartPole):
     def step(self, action: Tensor) -> Any:
         obs, reward, terminated, _, info = super().step(action)
         return obs, reward, terminated, self.length >= torch.arange(3, 3 + B), info
+
+
+class ResettingCartPole:
+    """Resets in its steps, and hands over final observations."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._inner = ShortCartPole(num_envs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reset_rows":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def step(self, action: Tensor) -> Any:
+        final_obs, *outcome, _ = self._inner.step(action)
+        obs, _ = self._inner.reset_rows(outcome[1] | outcome[2])
+        return obs, *outcome, {"final_obs": final_obs}
+
+
+class Infinite(TensorCartPole):
+    """Returns an infinite reward in its seventh step."""
+
+    def step(self, action: Tensor) -> Any:
+        obs, reward, *others = super().step(action)
+        return obs, torch.where(self.length == 7, math.inf, reward), *others
 
 
 def collect(
@@ -74,8 +102,8 @@ def collect(
 @pytest.mark.parametrize(
     ("simulator", "memory", "value_path", "compiled"),
     [
-        (ShortCartPole, "none", "separate", False),
-        (ShortCartPole, "lstm", "detached", False),
+        (ShortCartPole, "lstm", "detached", True),
+        (ResettingCartPole, "none", "separate", False),
         (TensorPendulum, "none", "shared", True),
         (TensorRecall, "gru", "separate", True),
     ],
@@ -89,7 +117,7 @@ def test_rollouts_equal_those_of_single_steps(
     assert actual.keys() == expected.keys()
     for name, values in expected.items():
         assert torch.allclose(actual[name].float(), values.float(), atol=1e-4), name
-    if simulator is ShortCartPole:
+    if simulator in (ShortCartPole, ResettingCartPole):
         assert expected["truncated"].sum() > 15 and not expected["truncated"].all()
     finished = [
         [(each.length, each.env_index, each.terminated) for each in collector.episodes.finished]
@@ -97,8 +125,13 @@ def test_rollouts_equal_those_of_single_steps(
     ]
     assert finished[0] == finished[1]
     assert fused.episodes._current == pytest.approx(single.episodes._current, abs=1e-3)
-    states: list[Any] = [collector.state_dict() for collector in (single, fused)]
-    for name, values in states[0]["envs"]["simulator"].items():
-        assert torch.allclose(values, states[1]["envs"]["simulator"][name], atol=1e-4), name
-    assert torch.equal(*(state["envs"]["random"]["cpu"] for state in states))
+    states = [tree_leaves(collector.state_dict()) for collector in (single, fused)]
+    assert len(states[0]) == len(states[1]) > 6
+    for one, other in zip(*states, strict=True):
+        assert one is other is None or torch.allclose(one.float(), other.float(), atol=1e-4)
     assert ["is compiled" in message for message in log] == [True] * compiled
+
+
+def test_a_wrong_number_is_named_as_the_simulators() -> None:
+    with pytest.raises(EnvError, match=r"simulated: step.*up to step 9.*reward that is not finite"):
+        collect(FusedCollector, Infinite, "none", "separate", False)

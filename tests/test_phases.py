@@ -692,6 +692,7 @@ def test_recomputed_targets_have_the_current_scale_of_rewards_throughout(
     for flags in (rollouts.first, rollouts.terminated, rollouts.truncated):
         flags.zero_()
     rollouts.truncated[:, 1, 3], rollouts.first[:, 1, 4] = True, True
+    rollouts.truncated[:, 1, 2] = True  # its target, not its episode, ends: the next is not known
     rollouts.truncated[0, 2, -1], rollouts.first[1, 2, 0] = True, True
     rollouts.first[1, 3, 0] = True  # reset by a resumed run, and ended in no rollout
     normalizer.moments.sum_of_squares.copy_(normalizer.moments.count)

@@ -9,8 +9,8 @@ environment is CartPole as tensors on a device, examples/tensor_cartpole.py.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
-import runpy
 import sys
 import time
 from pathlib import Path
@@ -24,8 +24,8 @@ if words[0] == "--marks":
     most, words = int(words[1]), words[2:]
 make_vector_env = None
 if words[0] == "--tensors":
-    example = Path(__file__).parents[2] / "examples" / "tensor_cartpole.py"
-    kind = runpy.run_path(str(example))["TensorCartPole"]
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    kind = importlib.import_module("tensor_cartpole").TensorCartPole
     make_vector_env, words = functools.partial(kind, device=words[1]), words[2:]
 config = parse_config(words)
 config = config.with_updates({"log.console": "off", "checkpoint.every_minutes": None})

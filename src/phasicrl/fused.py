@@ -11,7 +11,7 @@ from phasicrl.rollout import Rollout
 
 MAX_STEPS = 8
 """Maximum number of steps in a call. Twice as many save a tenth of the time, and compile for twice
-as long (docs/performance.md)."""
+as long."""
 
 
 class FusedCollector(Collector):
@@ -25,7 +25,7 @@ class FusedCollector(Collector):
     def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
         """Act and step T times, see `Collector`."""
         rollout.state.copy_(self._state)
-        num_steps, chunks = rollout.first.shape[1], list[list[Tensor]]()
+        num_steps, chunks = rollout.first.shape[1], []
         size = max(size for size in range(1, MAX_STEPS + 1) if num_steps % size == 0)
         names = ["obs", "first", "action", "log_prob", "reward", "terminated", "truncated"]
         names += ["action_mask"] if self.envs.mask_size else []
@@ -40,7 +40,7 @@ class FusedCollector(Collector):
                 ),
                 size,
             )
-            for name, values in zip(names, columns, strict=False):
+            for name, values in zip(names, columns[: len(names)], strict=True):
                 getattr(rollout, name)[:, start : start + size] = values
             chunks.append(columns[len(names) :])
         self._obs = self.envs.obs
@@ -66,7 +66,7 @@ class FusedCollector(Collector):
             Columns of the rollout `[B, N, …]`, final observations and memory states of all steps
             `[B, N, …]`, whether the simulator's numbers are valid `[N]`, and the next arguments.
         """
-        rows, validity = list[list[Tensor]](), list[Tensor]()
+        rows, validity = [], []
         for draw in noise:
             obs, *masks = state[: 1 + bool(self.envs.mask_size)]
             output = self._policy_step(obs, first, memory, draw, *masks)
@@ -74,7 +74,6 @@ class FusedCollector(Collector):
             step, state = self.envs.step_from(state, env_action)
             flags = step.terminated, step.truncated
             columns = [obs, first, action, log_prob, step.reward, *flags, *masks, *values]
-            assert step.final_obs is not None, f"{self.envs.name} hands over no final observations"
             rows.append([*columns, step.final_obs, next_memory])
             validity.append(step.is_valid)
             first, memory = flags[0] | flags[1], next_memory

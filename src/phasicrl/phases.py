@@ -212,8 +212,10 @@ def compute_targets(
         record["losses/explained_variance"] = returns.explained_variance(*values_and_targets)
     # Normalize Â by running moments or over the batch; minibatches are normalized later.
     if moments is not None:
-        known = (advantage, world) if mask is None else (world.all_gather_cat(advantage)[mask],)
-        moments.update(*known)
+        if mask is None:
+            moments.update(advantage, world)
+        else:
+            moments.update(world.all_gather_cat(advantage)[mask])
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
@@ -529,7 +531,7 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         recompute_values(learner.agent, rollout, executor=learner.executor)
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
         reward, bootstrap = learner.rescale_to_current(rollout)
-        ended = rollout.first.roll(-1, dims=1)  # but for the last step
+        ended = rollout.first.roll(-1, dims=1)  # the last column is replaced below
         next_value = torch.where(ended, bootstrap, rollout.next_value)
         next_value[:, -1] = bootstrap[:, -1]
         if following is not None:  # its first value is that of the step after the last

@@ -268,7 +268,8 @@ class ActionLayout:
 
     def unflatten_tensor(self, action: Tensor) -> Any:
         """Convert flat actions to tensors `[B, …]` in the space's structure, int64 or float32."""
-        rows, values = action.reshape(len(action), len(self._names)), dict[KeyPath, Any]()
+        rows = action.reshape(len(action), len(self._names))
+        values: dict[KeyPath, Any] = {}
         for path, leaf, columns in self._leaves:
             part = rows[:, columns].reshape(len(rows), *(leaf.shape or ()))
             part = part.float() if isinstance(leaf, Box) else part.long()

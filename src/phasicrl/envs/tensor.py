@@ -53,7 +53,8 @@ class Simulator(Protocol):
     A simulator whose `get_state()` returns tensors by name, from which `set_state(state)` restores
     all environments, is resumed exactly. What it draws from PyTorch's global generators is saved
     without its help. If steps and resets do nothing else than to compute new tensors from those of
-    the state, with operations of PyTorch, an attribute `is_pure` of True lets them be compiled.
+    the state, with operations of PyTorch, an attribute `is_pure` of True lets several of them be
+    compiled together with the policy. Neither they nor `set_state` may write into tensors.
 
     Attributes:
         num_envs: number of environments B.
@@ -84,7 +85,7 @@ class TensorVectorEnv:
     Attributes:
         obs: current observations `[B, …]`; None before the first reset.
         has_final_obs: whether the final observations of ended episodes are handed over.
-        is_pure: whether the simulator is, see `Simulator`.
+        is_pure: whether `run_steps` and `step_from` can be used, see `Simulator`.
     """
 
     def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:
@@ -95,13 +96,16 @@ class TensorVectorEnv:
             EnvError: the simulator cannot be reset.
         """
         self.name, self.num_envs = name, simulator.num_envs
-        self.device = torch.device(simulator.device)
+        self.device = torch.empty(0, device=simulator.device).device  # with its index
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
         self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        self.is_pure: bool = getattr(simulator, "is_pure", False) and self.has_final_obs
-        self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
+        has_state = hasattr(simulator, "get_state")
+        self.exact_state: ExactState = "snapshot" if has_state else "none"
+        self.is_pure = bool(
+            has_state and self.has_final_obs and getattr(simulator, "is_pure", False)
+        )
         spaces = simulator.single_observation_space, simulator.single_action_space
         properties = make_env_properties(name, *spaces)
         self.observation_space = properties.observation_space
@@ -120,13 +124,12 @@ class TensorVectorEnv:
         self._num_steps = 0
         self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
-        self._checks: list[Tensor] = []
         self._widths = list(count_choices(self.action_space))
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self.mask_size = sum(self._widths) if config.action_masks and MASK in info else 0
-            self._first: tuple[Tensor, Tensor | None] | None = (
-                self._pack(obs), self._read_mask(info),
+            self._first: tuple[Tensor, Tensor, Tensor | None] | None = (
+                *self._pack(obs), self._read_mask(info),
             )  # fmt: skip
 
     def reset(self) -> Tensor:
@@ -134,9 +137,9 @@ class TensorVectorEnv:
         if self._first is None:
             with self._call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
-                self._first = self._pack(obs), self._read_mask(info)
-        (obs, self.action_mask), self._first = self._first, None
-        self.obs, self._is_valid = obs, torch.stack(self._checks).all()
+                self._first = *self._pack(obs), self._read_mask(info)
+        (obs, self._is_valid, self.action_mask), self._first = self._first, None
+        self.obs = obs
         self.check_numbers(self._is_valid, "reset()")
         return obs
 
@@ -161,14 +164,14 @@ class TensorVectorEnv:
 
     def _advance(self, action: Tensor) -> _Outcome:
         """Step the simulator, and reset the ended environments."""
-        self._checks.clear()
         result = self._simulator.step(self._actions.unflatten_tensor(action))
         given_obs, *given, info = check_tuple(result, 5)
         names = ("reward", "terminated", "truncated")
         reward, *flags = (self._copy(x, (), name) for x, name in zip(given, names, strict=True))
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
-        obs, mask, final_obs = self._pack(given_obs), self._read_mask(info), None
+        (obs, is_valid), mask, final_obs = self._pack(given_obs), self._read_mask(info), None
+        checks = [reward.isfinite().all(), is_valid]
         # A pure simulator is compiled without branches, and resets in each step.
         if not self.is_pure and self.device.type == "cpu" and not ended.any():
             pass
@@ -176,19 +179,21 @@ class TensorVectorEnv:
             final_obs = obs
             given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
             # Rows that go on keep what the step returned: a reset may change them, too.
-            first, first_mask = self._pack(given_obs, ended), self._read_mask(info)
+            (first, is_valid), first_mask = self._pack(given_obs, ended), self._read_mask(info)
+            checks.append(is_valid)
             obs = torch.where(_expand(ended, obs), first, obs)
             if mask is not None and first_mask is not None:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
         elif self.has_final_obs:
             given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
             if given_obs is not None:
-                final_obs = self._pack(given_obs, ended)
+                final_obs, is_valid = self._pack(given_obs, ended)
+                checks.append(is_valid)
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
         choices = () if mask is None else mask.split(self._widths, 1)
-        checks = [reward.isfinite().all(), *self._checks, *(each.any(1).all() for each in choices)]
+        checks += [each.any(1).all() for each in choices]
         # Where both flags are set, the episode ended by its rules.
         truncated = truncated & ~terminated
         is_valid = torch.stack(checks).all()
@@ -204,25 +209,32 @@ class TensorVectorEnv:
             num_steps: number of steps that `call` makes.
         """
         self._num_steps += num_steps
-        with self._call("step()"):
-            state = self._simulator.get_state()
-            current = [x for x in (self.obs, self.action_mask) if x is not None]
+        state = self._simulator.get_state()
+        current = [x for x in (self.obs, self.action_mask) if x is not None]
+        with self._use_generators():
             outputs = call([*current, *state.values()])
-            results, values = outputs[: -len(state)], outputs[-len(state) :]
-            self.obs = results[-len(current)]
-            self.action_mask = results[-1] if self.mask_size else None
-            self._simulator.set_state(dict(zip(state, values, strict=True)))
-        return results[: -len(current)]
+        start, end = (len(outputs) - n for n in (len(current) + len(state), len(state)))
+        self.obs, *masks = outputs[start:end]
+        self.action_mask = masks[0] if masks else None
+        self._simulator.set_state(dict(zip(state, outputs[end:], strict=True)))
+        return outputs[:start]
 
     def step_from(
         self, state: Sequence[Tensor], action: Tensor
     ) -> tuple[_Outcome, tuple[Tensor, ...]]:
-        """Step a pure simulator from a state: observations, masks if any, the simulator's state."""
-        names = self._simulator.get_state()
-        self._simulator.set_state(dict(zip(names, state[-len(names) :], strict=True)))
-        outcome = self._advance(action)
-        masks = [] if outcome.mask is None else [outcome.mask]
-        return outcome, (outcome.obs, *masks, *self._simulator.get_state().values())
+        """Step a pure simulator from a state, and return the next state.
+
+        Args:
+            state: observations, action masks if there are any, and the simulator's own state.
+            action: actions `[B]` or `[B, K]`.
+        """
+        with convert_errors(f"{self.name}: step()"):
+            names = self._simulator.get_state()
+            own = state[len(state) - len(names) :]
+            self._simulator.set_state(dict(zip(names, own, strict=True)))
+            outcome = self._advance(action)
+            masks = [] if outcome.mask is None else [outcome.mask]
+            return outcome, (outcome.obs, *masks, *self._simulator.get_state().values())
 
     def check_numbers(self, is_valid: Tensor, call: str = "step()") -> None:
         """Check whether all numbers of the simulator are valid.
@@ -264,8 +276,14 @@ class TensorVectorEnv:
     @contextmanager
     def _call(self, call: str) -> Iterator[None]:
         """Call the simulator: with separate random numbers, and its errors named."""
+        with convert_errors(f"{self.name}: {call}"), self._use_generators():
+            yield
+
+    @contextmanager
+    def _use_generators(self) -> Iterator[None]:
+        """Give PyTorch's global generators the states that they have in the simulator's calls."""
         gpus = [self.device] if self.device.type == "cuda" else []
-        with convert_errors(f"{self.name}: {call}"), torch.random.fork_rng(devices=gpus):
+        with torch.random.fork_rng(devices=gpus):
             torch.set_rng_state(self._random["cpu"])
             for gpu in gpus:
                 torch.cuda.set_rng_state(self._random["cuda"], gpu)
@@ -274,9 +292,9 @@ class TensorVectorEnv:
             for gpu in gpus:
                 self._random["cuda"] = torch.cuda.get_rng_state(gpu)
 
-    def _pack(self, obs: Any, rows: Tensor | None = None) -> Tensor:
-        """Copy observations `[B, …]` in their storage format; note whether `rows` are valid."""
-        parts = []
+    def _pack(self, obs: Any, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Copy observations `[B, …]` in their storage format; return whether `rows` are valid."""
+        parts, checks = [], []
         for leaf in self._layout.leaves:
             name, dtype = f"obs{format_location(leaf.path)}", getattr(torch, leaf.dtype.name)
             part = self._copy(get_part(obs, leaf.path), leaf.shape, name).to(dtype)
@@ -288,10 +306,12 @@ class TensorVectorEnv:
                 valid = part.isfinite()
             parts.append(part)
             valid = valid if rows is None else valid | ~_expand(rows, valid)
-            self._checks.append(valid.all())
+            checks.append(valid.all())
+        is_valid = torch.stack(checks).all()
         if not self._layout.is_tree:
-            return parts[0]
-        return torch.cat([part.reshape(self.num_envs, -1).view(torch.uint8) for part in parts], 1)
+            return parts[0], is_valid
+        parts = [part.reshape(self.num_envs, -1).view(torch.uint8) for part in parts]
+        return torch.cat(parts, 1), is_valid
 
     def _copy(self, values: Any, shape: tuple[int, ...], name: str) -> Tensor:
         """Return a copy of a tensor `[B, *shape]`, which the simulator may change later."""

@@ -29,7 +29,8 @@ class Plan:
         take_turns: whether runs on the same cores compute alternately, see `CoreLock`.
         precision: precision of the encoders, by phase.
         micro_batch: images in a micro-batch, by phase; None for whole minibatches.
-        compiled: whether acting and gradient steps without micro-batches are compiled.
+        compiled: whether acting, steps of pure simulators, and gradient steps without micro-batches
+            are compiled.
         inference_batch_size: maximum number of steps in one pass without gradient.
         deterministic: whether only deterministic kernels are allowed.
     """

@@ -72,7 +72,7 @@ class RecurrentMemory(nn.Module):
         sequence of PyTorch, longest first: one call without padding, whose number of steps is that
         of the longest piece.
         """
-        if torch.compiler.is_exporting() or first.shape[1] == 1:
+        if first.shape[1] == 1:
             return self._step(features, first, state)
         num_sequences, num_steps = first.shape
         begins = first.clone()
@@ -108,7 +108,7 @@ class RecurrentMemory(nn.Module):
         first: Bool[Tensor, "S 1"],
         state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S 1 F"], Float[Tensor, "S H"]]:
-        """Run one step of S sequences, in operations that can be exported to ONNX."""
+        """Run one step of S sequences, in operations that can be compiled and exported to ONNX."""
         before = torch.where(first, 0.0, state).split(self.num_features, dim=-1)
         (weights,) = self.layer.all_weights
         if self.is_lstm:
