@@ -6,13 +6,13 @@ Images are stored as the environment returns them, `[N, H, W, C]` uint8. Inside 
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import torch
+from gymnasium.spaces.utils import flatdim
 from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.nn import functional
@@ -122,20 +122,6 @@ class NatureCNN(nn.Module):
         return self.dense(self.convolutions(scale_image(obs, self.channels_first)).flatten(1))
 
 
-class MLP(nn.Module):
-    """Dense layers over vectors."""
-
-    def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
-        super().__init__()
-        init = Initializer(config.init, generator)
-        self.dense = Dense(math.prod(shape), config, init, config.activation)
-        self.num_features = self.dense.num_features
-
-    def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
-        """Encode vectors `[N, …]` as features `[N, D]`."""
-        return self.dense(_to_rows(obs).float())
-
-
 class Dense(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and a non-linearity."""
 
@@ -158,11 +144,11 @@ class Dense(nn.Module):
         return self.layers(x)
 
 
-ENCODERS = {"impala": ImpalaCNN, "nature": NatureCNN, "mlp": MLP}
+CNNS = {"impala": ImpalaCNN, "nature": NatureCNN}
 
 
-class TreeEncoder(nn.Module):
-    """Encoder of observations with several parts, or with discrete ones.
+class PartsEncoder(nn.Module):
+    """Encoder of vectors, and of observations with several parts.
 
     Each image has its network; all other parts are concatenated, discrete ones as one-hot vectors,
     and share dense layers. The features of all are concatenated.
@@ -180,10 +166,10 @@ class TreeEncoder(nn.Module):
         if (config.encoder == "mlp") == bool(images):
             given = f"model.encoder is {config.encoder}, and observation_space is {space}"
             raise ValueError(f"{given}; expected impala or nature for images, mlp without any")
-        kind, init = ENCODERS[config.encoder], Initializer(config.init, generator)
-        cnns = [kind(tuple(part.shape or ()), config, generator) for _, part in images]
+        init = Initializer(config.init, generator)
+        cnns = [CNNS[config.encoder](tuple(x.shape or ()), config, generator) for _, x in images]
         self.images = nn.ModuleList(cnns)
-        width = sum(vector_size(part) for _, part in self.numbers)
+        width = sum(flatdim(part) for _, part in self.numbers)
         self.dense = Dense(width, config, init, config.activation) if width else None
         networks = [*cnns, self.dense] if self.dense else cnns
         self.num_features = sum(network.num_features for network in networks)
@@ -194,8 +180,8 @@ class TreeEncoder(nn.Module):
         features = [cnn(get_part(obs, path)) for cnn, path in pairs]
         if self.dense is not None:
             numbers = [to_vector(get_part(obs, path), part) for path, part in self.numbers]
-            features.append(self.dense(torch.cat(numbers, dim=-1)))
-        return torch.cat(features, dim=-1)
+            features.append(self.dense(_concatenate(numbers)))
+        return _concatenate(features)
 
 
 class ObservationReader(nn.Module):
@@ -214,7 +200,7 @@ class ObservationReader(nn.Module):
         self.parts = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm.statistics != "none":
-            size = sum(vector_size(part) for _, part in self.parts)
+            size = sum(flatdim(part) for _, part in self.parts)
             if not size:
                 given = f"obs_norm.statistics is {norm.statistics}, observation_space is {space}"
                 raise ValueError(f"{given}; expected none for observations without vectors")
@@ -246,11 +232,11 @@ class ObservationReader(nn.Module):
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
-        return torch.cat([_to_rows(get_part(obs, path)).float() for path, _ in self.parts], dim=-1)
+        return _concatenate([_to_rows(get_part(obs, path)).float() for path, _ in self.parts])
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """Return the observations with their normalized numbers replaced by `numbers`."""
-        widths = [vector_size(part) for _, part in self.parts]
+        widths = [flatdim(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
         values |= {
@@ -267,11 +253,9 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
     """
     if config.policy_obs is not None and not any(is_image(part) for _, part in leaves(space)):
         config = replace(config, encoder="mlp")
-    if isinstance(space, gym.spaces.Box):
-        rank, is_mlp = len(space.shape), config.encoder == "mlp"
-        if rank < 3 if is_mlp else rank == 3:
-            return ENCODERS[config.encoder](space.shape, config, generator)
-    return TreeEncoder(space, config, generator)
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and config.encoder != "mlp":
+        return CNNS[config.encoder](space.shape, config, generator)
+    return PartsEncoder(space, config, generator)
 
 
 def check_image_range(space: gym.Space[Any]) -> None:
@@ -287,20 +271,18 @@ def check_image_range(space: gym.Space[Any]) -> None:
         raise ValueError(f"{given}; expected uint8, which is divided by 255, or at most 1")
 
 
-def vector_size(space: gym.Space[Any]) -> int:
-    """Return the length V of the vector that `to_vector` makes of a part of an observation."""
-    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return sum(count_choices(space))
-    return math.prod(space.shape or ())
-
-
 def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
     """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
-    if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+    if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
         return _to_rows(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
     pairs = zip(columns, count_choices(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
+
+
+def _concatenate(rows: list[Tensor]) -> Float[Tensor, "N V"]:
+    """Concatenate the rows of several parts; those of one are returned without a copy."""
+    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
 
 
 def _to_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
