@@ -82,7 +82,7 @@ class ImpalaCNN(nn.Module):
         self.stacks = nn.Sequential(*stacks)
         self.dense = Dense(height * width * in_channels, config, init, "relu")
         self.num_features = self.dense.num_features
-        _to_channels_last(self)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode images `[N, H, W, C]` or `[N, C, H, W]` as features `[N, D]`."""
@@ -115,7 +115,7 @@ class NatureCNN(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.dense = Dense(height * width * in_channels, config, init, "relu")
         self.num_features = self.dense.num_features
-        _to_channels_last(self)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode images `[N, H, W, C]` or `[N, C, H, W]` as features `[N, D]`."""
@@ -328,13 +328,6 @@ def scale_image(obs: Shaped[Tensor, "N *shape"], channels_first: bool) -> Float[
     # A `permute` view of NHWC bytes is channels_last already, so that one pass converts it.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
-
-
-def _to_channels_last(module: nn.Module) -> None:
-    """Convert convolution weights to channels_last, the layout of the images."""
-    for parameter in module.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _make_conv(num_inputs: int, num_outputs: int) -> nn.Conv2d:
