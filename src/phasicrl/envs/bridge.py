@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -72,53 +73,41 @@ class EpisodeActions:
     """
 
     def __init__(self, num_envs: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self._rows = np.zeros((64, num_envs, *shape), dtype)
+        self._shape, self._dtype = (num_envs, *shape), dtype
+        self._steps: deque[np.ndarray] = deque()
         self._lengths = np.zeros(num_envs, np.int64)
-        self._end = 0
 
     def clear(self) -> None:
         """Delete all actions, after a reset of every environment."""
+        self._steps.clear()
         self._lengths[:] = 0
-        self._end = 0
 
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
         """Add the actions `[B, …]` of a step, and the flags `[B]` of the episodes that it ended."""
-        if self._end == len(self._rows):
-            self._grow()
-        self._rows[self._end] = action
-        self._end += 1
+        self._steps.append(action.copy())
         self._lengths += 1
         self._lengths[ended] = 0
+        longest = self._lengths.max()
+        while len(self._steps) > longest:
+            self._steps.popleft()
 
     def get_state(self) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the last T actions `[T, B, …]` and of the current lengths `[B]`.
 
         T is the length of the longest current episode.
         """
-        return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
+        actions = np.array(list(self._steps), self._dtype).reshape(-1, *self._shape)
+        return actions, self._lengths.copy()
 
     def set_state(self, actions: np.ndarray, lengths: np.ndarray) -> None:
         """Restore the result of `get_state`."""
-        self._end = len(actions)
-        if self._end > len(self._rows):
-            self._rows = np.zeros_like(actions)
-        self._rows[: self._end], self._lengths[:] = actions, lengths
+        self._steps = deque(actions)
+        self._lengths[:] = lengths
 
     def split_by_env(self) -> list[np.ndarray]:
         """Return the actions `[L, …]` of the current episodes: B arrays, each oldest first."""
-        return [
-            self._rows[self._end - length : self._end, env]
-            for env, length in enumerate(self._lengths.tolist())
-        ]
-
-    def _grow(self) -> None:
-        """Drop actions before all current episodes; double the buffer if it stays half full."""
-        count = int(self._lengths.max())
-        rows = self._rows[self._end - count : self._end]
-        if 2 * count > len(self._rows):
-            self._rows = np.zeros((2 * len(self._rows), *self._rows.shape[1:]), self._rows.dtype)
-        self._rows[:count] = rows.copy()
-        self._end = count
+        actions, lengths = self.get_state()
+        return [actions[len(actions) - n :, env] for env, n in enumerate(lengths.tolist())]
 
 
 class NumpyVectorEnv:
