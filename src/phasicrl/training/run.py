@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config
@@ -67,17 +68,6 @@ class Callbacks:
 
 OnIteration = Callable[["Run", Record], Literal["stop"] | None]
 """Function in place of `Callbacks` that is used as their `on_iteration`."""
-
-
-def _copy_tree(tree: Any) -> Any:
-    """Copy a nested state of dicts, lists and tensors, ten times faster than `copy.deepcopy`."""
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        return {key: _copy_tree(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_copy_tree(value) for value in tree]
-    return copy.deepcopy(tree)
 
 
 class Run:
@@ -300,7 +290,8 @@ class Run:
 
     def take_snapshot(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
-        self._snapshot = _copy_tree(self.state_dict()), self._buffer_chunks()
+        state = tree_map_only(Tensor, torch.clone, self.state_dict())
+        self._snapshot = state, self._buffer_chunks()
 
     def finish(self) -> None:
         """Call `on_end`, save the final state and the card, unless the run was finished before."""
