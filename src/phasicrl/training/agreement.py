@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from phasicrl.config import Config
 from phasicrl.distributed import RankError, World
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.lock import LOCK_FILE
-
-_SECONDS = 10.0
-"""Maximum time for a new file to appear on all machines of a network file system."""
 
 
 def check_divisible_by_ranks(config: Config, world: World) -> None:
@@ -40,15 +34,10 @@ def check_directory_is_shared(files: RunDirectory, world: World) -> None:
     """Check that rank 0's run directory is on a file system that this process shares.
 
     Raises:
-        RankError: the directory is missing here, or is another one of that name.
+        RankError: the directory is missing here.
     """
-    marker = files.path / LOCK_FILE
-    expected = world.broadcast_object(marker.read_text("utf-8") if world.is_first else "")
-    until = time.monotonic() + _SECONDS
-    while not (marker.is_file() and marker.read_text("utf-8") == expected):
-        if time.monotonic() > until:
-            raise RankError(
-                f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
-                "directory of rank 0 in it; expected a folder that all machines share"
-            )
-        time.sleep(0.1)
+    if not files.path.is_dir():
+        raise RankError(
+            f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
+            "directory of rank 0 in it; expected a folder that all machines share"
+        )
