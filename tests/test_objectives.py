@@ -134,13 +134,6 @@ def test_clipped_fraction_by_hand() -> None:
         assert objectives.mark_clipped_ratios(log_prob, old, clip=clip).tolist() == marked
 
 
-def test_joint_auxiliary_loss_by_hand() -> None:
-    losses = float64(1.0, 0.0), float64(10.0, 20.0), float64(100.0, 200.0)  # KL, aux, real
-    for beta, coef, joint in ((2.0, 0.5, [62, 120]), (0.0, 0.0, [10, 20])):
-        found = objectives.joint_auxiliary_loss(*losses, beta_clone=beta, value_coef=coef)
-        assert found.tolist() == joint
-
-
 @pytest.mark.parametrize(
     ("kl", "coef"),
     [(4.51, 20.0), (4.5, 10.0), (3.0, 10.0), (2.0, 10.0), (1.99, 5.0), (0.0, 5.0), (-1.0, 5.0),

@@ -142,31 +142,6 @@ def mark_clipped_ratios(
     return (((log_prob - old_log_prob).exp() - 1).abs() > clip).to(log_prob.dtype)
 
 
-def joint_auxiliary_loss(
-    kl: Float[Tensor, "*M"],
-    aux_loss: Float[Tensor, "*M"],
-    real_loss: Float[Tensor, "*M"],
-    *,
-    beta_clone: float,
-    value_coef: float,
-) -> Float[Tensor, "*M"]:
-    """Return the auxiliary loss `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²`.
-
-    The terms are those of each sample, `[M]`, or their means, 0-d.
-
-    Source: PPG paper, equations 3 and 2; OPPG ppg.py:178-201.
-
-    Args:
-        kl: KL divergence from the policy before the auxiliary phase, `[M]`.
-        aux_loss: value loss of the auxiliary head on the policy's network, `[M]`.
-        real_loss: value loss of the value head, `[M]`.
-        beta_clone: weight β.
-        value_coef: weight c; with 0 the value head has no gradient, not a zero one.
-    """
-    distillation = beta_clone * kl + aux_loss
-    return distillation + value_coef * real_loss if value_coef else distillation
-
-
 def adapt_kl_coef(coef: float, kl: float, *, target: float) -> float:
     """Adapt the weight β of the KL penalty to the KL of an iteration, and return the new β.
 

@@ -137,7 +137,9 @@ class PolicyPhaseLoss:
 
 @dataclass(frozen=True)
 class AuxiliaryLoss:
-    """Joint loss of the auxiliary phase plus the value loss (PPG paper, equations 3 and 2).
+    """Loss `β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²` of the auxiliary phase.
+
+    Source: PPG paper, equations 3 and 2; OPPG ppg.py:178-201.
 
     Attributes:
         module: agent with an auxiliary value head.
@@ -170,8 +172,10 @@ class AuxiliaryLoss:
             "losses/aux/aux_value_loss": aux_loss,
             "losses/aux/real_value_loss": real_loss,
         }
-        weights = {"beta_clone": aux.beta_clone, "value_coef": aux.value_coef}
-        return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, **weights), terms
+        loss = aux.beta_clone * kl + aux_loss
+        if aux.value_coef:  # else the value head has no gradient, not a zero one
+            loss = loss + aux.value_coef * real_loss
+        return loss, terms
 
 
 def compute_targets(
