@@ -234,7 +234,6 @@ GOOD_ROW = [0, 9, -9, 1, 3, 1]
         (Discrete(3, start=5), np.array([-1, 0]), "action -1 for environment 0"),
         (Discrete(3), np.zeros(2), r"float64, shape \(2,\); expected a tensor of integers"),
         (Discrete(3), np.zeros((2, 1), int), r"shape \(2, 1\); .* shape \(2,\)"),
-        (Discrete(3), [0, 1], "list"),
         (MultiDiscrete([2, 3]), np.array([[0, 0], [1, 3]]), r"1, component 1 \(1\) .* 0 … 2"),
         (MultiBinary(2), np.array([[0, 0], [2, 1]]), r"1, component 0 \(0\) .* 0 … 1"),
         (MIXED, np.array([GOOD_ROW, [0, 0, 0, 1, 4, 0.0]]), r"1, component 4 \(arm/1/1\) .* 0 … 3"),

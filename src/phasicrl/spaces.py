@@ -287,7 +287,7 @@ class ActionLayout:
         return ""
 
     def check(
-        self, name: str, action: Any, num_envs: int, *, action_mask: np.ndarray | None = None
+        self, name: str, action: np.ndarray, num_envs: int, *, action_mask: np.ndarray | None = None
     ) -> None:
         """Check a batch of flat actions before the environments get it.
 
@@ -300,10 +300,8 @@ class ActionLayout:
         if self._is_valid_discrete(action, num_envs) and action_mask is None:
             return
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
-        is_array = isinstance(action, np.ndarray)
-        if not is_array or action.dtype.kind not in wanted or action.shape != shape:
-            array = f"{action.dtype}, shape {action.shape}" if is_array else ""
-            given = array or f"a {type(action).__name__}"
+        if action.dtype.kind not in wanted or action.shape != shape:
+            given = f"{action.dtype}, shape {action.shape}"
             kind = "integers" if self.dtype == np.int64 else "numbers"
             raise ValueError(
                 f"{name}: the actions are {given}; expected a tensor of {kind} of shape {shape}"
@@ -318,11 +316,9 @@ class ActionLayout:
             blocked[:, self._discrete] = ~np.take_along_axis(action_mask, columns, axis=1)
             self._check_none(name, rows, blocked, "is not allowed now; obey `action_mask`")
 
-    def _is_valid_discrete(self, action: Any, num_envs: int) -> bool:
+    def _is_valid_discrete(self, action: np.ndarray, num_envs: int) -> bool:
         """Return whether actions are valid choices of a plain `Discrete` space, checked fast."""
-        if self.shape or not isinstance(action, np.ndarray):
-            return False
-        is_batch = action.dtype.kind == "i" and action.shape == (num_envs,)
+        is_batch = not self.shape and action.dtype.kind == "i" and action.shape == (num_envs,)
         return bool(is_batch and action.min() >= 0 and action.max() < self._num_choices[0])
 
     def _check_none(self, name: str, rows: np.ndarray, bad: np.ndarray, text: str) -> None:
