@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import re
 import sys
@@ -150,10 +151,6 @@ class EnvConfig(_Group):
         for key, value in dict[str, Any](self.options).items():
             if not isinstance(value, OptionValue):
                 yield f"env.options has {key} = {value!r}; expected a text, a number or a boolean"
-
-
-PROCGEN_FIELDS = ("distribution", "num_levels")
-"""Fields of `EnvConfig` that apply to Procgen only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -833,7 +830,7 @@ class Config(_Group):
 
     def to_json(self) -> str:
         """Return the configuration as indented JSON."""
-        return config_io.to_json(self)
+        return json.dumps(config_io.to_dict(self), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Config:

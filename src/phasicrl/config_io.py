@@ -42,13 +42,8 @@ def to_dict(options: Any) -> dict[str, Any]:
     return {"schema": SCHEMA} | dataclasses.asdict(options)
 
 
-def to_json(options: Any) -> str:
-    """Convert a dataclass of options to indented JSON, with the schema number."""
-    return json.dumps(to_dict(options), indent=2)
-
-
 def from_json(options_type: type[T], text: str) -> T:
-    """Parse the text of `to_json` into an instance of the dataclass `options_type`.
+    """Parse JSON of the result of `to_dict` into an instance of the dataclass `options_type`.
 
     Raises:
         ConfigError: fields are unknown (the message suggests names), or values have wrong types.

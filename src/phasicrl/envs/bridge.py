@@ -118,7 +118,6 @@ class NumpyVectorEnv:
     unknown), and `_replay`, which restarts these episodes and takes the actions `[L, …]` of each.
 
     Attributes:
-        has_masks: whether the environments return action masks, used or not.
         step_seconds: deadline of a step in this process, in seconds.
         reset_seconds: deadline of a reset in this process, in seconds.
         remedy: end of error messages.
@@ -135,7 +134,6 @@ class NumpyVectorEnv:
         self.name, self.num_envs, self.mask_size = name, num_envs, properties.mask_size
         self.observation_space = properties.observation_space
         self.action_space = properties.action_space
-        self.has_masks = properties.mask_source is not None
         self.action_mask: Tensor | None = None
         self._layout = ObservationLayout(self.observation_space)
         self._actions = ActionLayout(self.action_space)
