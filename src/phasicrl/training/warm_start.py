@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import find_run_or_agent
 
 _VALUE_HEADS = ("value_head.", "aux_value_head.")
-_OBS_NORM = "reader.normalizer."
+_OBS_NORM, _VALUE_NORM = "reader.normalizer.", "value_normalizer."
 
 
 def load_matching_weights(agent: Agent, directory: str) -> list[str]:
@@ -34,28 +32,24 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
             "expected a run that has not diverged"
         )
     fits = {name for name in new.keys() & old.keys() if new[name].shape == old[name].shape}
-    weights = {name for name, _ in agent.named_parameters()}
-    if not fits & weights:
+    if not fits & {name for name, _ in agent.named_parameters()}:
         raise ValueError(f"init_from is {directory}; none of its weights fits this network")
-    groups: dict[str, set[str]] = defaultdict(set)
-    for name in (new.keys() | old.keys()) - weights:
-        groups[name.rpartition(".")[0].removesuffix(".moments")].add(name)
-    for owner, statistics in groups.items():
-        if not statistics <= fits:
-            fits -= statistics
-            if owner == "value_normalizer":  # the heads' outputs are in its units
-                fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
+    warnings: list[str] = []
+    for owner in (_OBS_NORM, _VALUE_NORM):
+        statistics = {name for name in new.keys() | old.keys() if name.startswith(owner)}
+        if statistics <= fits:
+            continue
+        fits -= statistics
+        if owner == _VALUE_NORM:  # the heads' outputs are in its units
+            fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
+        else:
+            warnings.append(
+                f"warning: {directory} did not normalize observations as this run does; its first "
+                f"layers expect obs_norm.statistics {files.config.obs_norm.statistics}"
+            )
     agent.load_state_dict({name: old[name] for name in fits}, strict=False)
     message = f"loaded {len(fits)} of {len(new)} tensors from {directory}"
     for what, tensors in (("as initialized", new), ("not used", old)):
         names = [f"{name} {list(tensors[name].shape)}" for name in tensors if name not in fits]
         message += f"; {what}: {', '.join(names)}" if names else ""
-    normalizers = [{name for name in each if name.startswith(_OBS_NORM)} for each in (new, old)]
-    if normalizers[0] == normalizers[1]:
-        return [message]
-    statistics = files.config.obs_norm.statistics
-    return [
-        message,
-        f"warning: {directory} did not normalize observations as this run does; "
-        f"its first layers expect obs_norm.statistics {statistics}",
-    ]
+    return [message, *warnings]
