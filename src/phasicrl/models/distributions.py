@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -22,52 +22,18 @@ WEIGHTS = (-0.5 * POINTS**2).softmax(0)
 """Standard normal density at `POINTS`, normalized to a sum of 1."""
 
 
-class Distribution(Protocol):
-    """Batch of distributions `[…]`."""
+class Distribution:
+    """Base class of batches of distributions `[…]`."""
 
-    def sample_noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
-        """Draw the noise of one action for each entry, on the generator's device."""
-        ...
-
-    def draw(self, noise: Float[Tensor, "*shape N"]) -> Tensor:
-        """Map given noise to actions, without gradient; draws nothing."""
-        ...
-
-    def mode(self) -> Tensor:
-        """Return the most likely action of each entry."""
-        ...
-
-    def log_prob(self, action: Tensor) -> Float[Tensor, "*shape"]:
-        """Return the log-probability (or log-density) of actions, `[…]`."""
-        ...
-
-    def entropy(self) -> Float[Tensor, "*shape"]:
-        """Return the entropy in nats, `[…]`."""
-        ...
-
-    def kl_from(self, old: Self) -> Float[Tensor, "*shape"]:
-        """Return KL(old ‖ self) in nats, `[…]`."""
-        ...
-
-    def sample(self, generator: Generator) -> Tensor:
+    def sample(self: Any, generator: Generator) -> Tensor:
         """Draw an action for each entry."""
         return self.draw(self.sample_noise(generator))
-
-
-@runtime_checkable  # for beartype in the tests
-class Policy(Distribution, Protocol):
-    """Batch of distributions over actions, one for each step `[…]`."""
-
-    dist_params: Float[Tensor, "*shape P"]
-    """Parameters that define the distribution."""
-    stds: Float[Tensor, "*shape n"] | None
-    """Standard deviations of the continuous components before a squash; None without any."""
 
 
 class Categorical(Distribution):
     """Distributions over A categories, given their normalized log-probabilities `[…, A]`."""
 
-    stds: Tensor | None = None
+    stds = None
 
     def __init__(self, log_probs: Float[Tensor, "*shape A"]) -> None:
         self.log_probs = self.dist_params = log_probs
@@ -94,7 +60,7 @@ class Categorical(Distribution):
         """Return the entropy `−Σ p log p`, `[…]`."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
-    def kl_from(self, old: Categorical) -> Float[Tensor, "*shape"]:
+    def kl_from(self, old: Any) -> Float[Tensor, "*shape"]:
         """Return KL(old ‖ self) as `Σ p_old (log p_old − log p) + p − p_old`, `[…]`.
 
         The last two terms sum to zero; with them, value and gradient are exactly zero for equal
@@ -192,6 +158,10 @@ class JointPolicy(Distribution):
         parts: one batch `[…, k]` for each group of components: categorical ones with the same
             number of choices, and normal ones.
         columns: columns of an action that each part covers, `[k]`.
+
+    Attributes:
+        stds: standard deviations of the continuous components before a squash, `[…, n]`; None
+            without any.
     """
 
     def __init__(
@@ -229,15 +199,19 @@ class JointPolicy(Distribution):
         """Return the entropy `Σ_k H_k`, `[…]`."""
         return _sum(part.entropy() for part in self.parts)
 
-    def kl_from(self, old: JointPolicy) -> Float[Tensor, "*shape"]:
+    def kl_from(self, old: Any) -> Float[Tensor, "*shape"]:
         """Return `KL(old ‖ self) = Σ_k KL_k`, `[…]`."""
-        pairs: Any = zip(self.parts, old.parts, strict=True)
+        pairs = zip(self.parts, old.parts, strict=True)
         return _sum(part.kl_from(old_part) for part, old_part in pairs)
 
     def _join(self, pieces: list[Tensor]) -> Num[Tensor, "*shape K"]:
         """Join the parts' components in the order of an action; mixed dtypes become float."""
         components, columns = torch.cat(pieces, -1), torch.cat(list(self.columns))
         return torch.empty_like(components).index_copy(-1, columns, components)
+
+
+Policy = Categorical | JointPolicy
+"""Batch of distributions over actions, one for each step `[…]`."""
 
 
 def _sum(components: Iterable[Float[Tensor, "*shape k"]]) -> Float[Tensor, "*shape"]:
