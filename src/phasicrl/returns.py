@@ -204,7 +204,6 @@ def normalize_advantages(
     advantage: Float[Tensor, "*shape"],
     *,
     unbiased: bool = False,
-    eps: float = 1e-8,
     rowwise: bool = False,
     weight: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
@@ -214,7 +213,6 @@ def normalize_advantages(
         advantage: advantages `[…]`.
         unbiased: whether squares are divided by n − 1, as in PyTorch (CleanRL, SB3), or by n, as in
             NumPy (OPPG, Baselines, Spinning Up).
-        eps: number added to the standard deviation.
         rowwise: whether each row `[…, n]` is normalized separately.
         weight: weights `[…]` of the samples, 0 or one positive number; None for equal weights.
     """
@@ -222,10 +220,10 @@ def normalize_advantages(
     if weight is None:
         mean = advantage.mean(axis, keepdim=rowwise)
         variance = advantage.var(axis, correction=int(unbiased), keepdim=rowwise)
-        return (advantage - mean) / (variance.sqrt() + eps)
+        return (advantage - mean) / (variance.sqrt() + 1e-8)
     counts = (weight > 0).to(advantage.dtype)
     n = counts.sum(axis, keepdim=rowwise)
     mean = (advantage * counts).sum(axis, keepdim=rowwise) / n.clamp_min(1)
     squares = ((advantage - mean).square() * counts).sum(axis, keepdim=rowwise)
     deviation = (squares / (n - int(unbiased)).clamp_min(1)).sqrt()
-    return counts * (advantage - mean) / (deviation + eps)
+    return counts * (advantage - mean) / (deviation + 1e-8)

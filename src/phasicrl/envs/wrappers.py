@@ -46,8 +46,7 @@ class _VectorEnvWrapper:
         """Restore the result of `state_dict`; return the current observations `[B, …]`."""
         return self._observe(self._envs.load_state_dict(state))
 
-    def _observe(self, obs: Tensor) -> Tensor:
-        raise NotImplementedError
+    _observe: Callable[[Tensor], Tensor]
 
 
 class PartialObservation(_VectorEnvWrapper):
