@@ -742,15 +742,6 @@ class Config(_Group):
         return self.aux.every * self.aux.run_every if self.has_auxiliary_phase else 1
 
     @property
-    def aux_passes_per_step(self) -> float:
-        """Mean number of passes of an observation through the networks in auxiliary phases."""
-        return (
-            self.aux.epochs
-            * (self.aux.iterations_per_epoch or self.aux.every)
-            / self.aux_phase_interval
-        )
-
-    @property
     def num_gradient_steps(self) -> int:
         """Maximum number of gradient steps of a run."""
         steps = self.num_iterations * len(self.ppo.epoch_schedule) * self.ppo.num_minibatches

@@ -207,12 +207,12 @@ class _Pass(NamedTuple):
 
 def _list_passes(run: Any) -> list[_Pass]:
     """Return the passes of acting and of all epochs, without those that only measure."""
+    config, aux = run.config, run.config.aux
     acting = _Pass(True, True, backward=False)
-    auxiliary = _Pass(True, True, phase="aux", times=run.config.aux_passes_per_step)
-    return [
-        *(_Pass(*kind) for kind in run.config.ppo.epoch_schedule), acting,
-        *[auxiliary] * run.config.has_auxiliary_phase,
-    ]  # fmt: skip
+    times = aux.epochs * (aux.iterations_per_epoch or aux.every) / config.aux_phase_interval
+    auxiliary = _Pass(True, True, phase="aux", times=times)
+    passes = [_Pass(*kind) for kind in config.ppo.epoch_schedule]
+    return [*passes, acting, *[auxiliary] * config.has_auxiliary_phase]
 
 
 def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
