@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -21,8 +21,19 @@ from phasicrl.config import MinibatchUnit
 from phasicrl.optimize import MeanAccumulator
 
 
+class _Tensors:
+    """Base class of dataclasses of tensors."""
+
+    __slots__ = ()
+
+    def tensors(self: Any) -> dict[str, Tensor]:
+        """Return the tensors by name, without those that are None."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True, slots=True)
-class Samples:
+class Samples(_Tensors):
     """Sequences of steps to train on: tensors `[S, L, …]`.
 
     The memory state `[S, H]` is the one before each sequence.
@@ -79,10 +90,6 @@ class Samples:
         split = unit == "segments" and not self.has_memory
         for start in range(0, len(samples), size):
             yield Minibatch(samples, order[start : start + size], split)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the samples' tensors by name, without those that are None."""
-        return _tensors_of(self)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
@@ -149,7 +156,7 @@ class AuxiliarySamples(Samples):
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(_Tensors):
     """T steps of B environments under one policy: views into a slot of the phase buffer.
 
     Attributes:
@@ -200,10 +207,6 @@ class Rollout:
             self.action, self.log_prob, self.value, advantage, weight=weight,
         )  # fmt: skip
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name, without those that are None."""
-        return _tensors_of(self)
-
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Copy saved tensors into the rollout.
 
@@ -215,15 +218,6 @@ class Rollout:
                 shapes = f"{tuple(given)}; expected {tuple(value.shape)}"
                 raise ValueError(f"{name} of a saved rollout has shape {shapes}")
             value.copy_(tensors[name])
-
-
-def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
-    """Return the tensors of samples or a rollout that are not None, by name."""
-    return {
-        field.name: value
-        for field in dataclasses.fields(holder)
-        if (value := getattr(holder, field.name)) is not None
-    }
 
 
 @dataclass(slots=True)
