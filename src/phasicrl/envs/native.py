@@ -56,10 +56,8 @@ def load_qt() -> str:
     folder = find_qt_folder()
     if folder is None:
         raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
-    if all(_try_load(str(folder / name)) for name in QT_LIBRARIES):
-        return "wheel"
     load_qt_with_stand_ins(folder)
-    return "wheel with stand-ins"
+    return "wheel"
 
 
 def load_qt_with_stand_ins(folder: Path, *, force: bool = False) -> None:
