@@ -355,7 +355,10 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> lis
         f"no effect without {what}"
         for what in dict.fromkeys(unused.values())
     ]
-    messages += _describe_unclipped_actions(config, envs)
+    boxes = [part for _, part in leaves(envs.action_space) if isinstance(part, gym.spaces.Box)]
+    bounded = [box for box in boxes if np.isfinite([box.low, box.high]).any()]
+    if bounded and config.action.squash == "none":
+        messages.append(f"actions may leave {bounded[0]} (action.squash none); {CLIP_REMEDY}")
     if config.ppo.truncation_value == "rsl_rl":
         text = "warning: ppo.truncation_value is rsl_rl, which biases values at time limits"
         messages.append(f"{text}; expected final_obs, unless rsl_rl's numbers are reproduced")
@@ -363,15 +366,6 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> lis
         text = f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
         messages.append(f"{text}{config.aux_phase_interval}); expected more total_env_steps")
     return messages
-
-
-def _describe_unclipped_actions(config: Config, envs: VectorEnv) -> list[str]:
-    """Return a message if actions may leave the bounds of the action space."""
-    boxes = [part for _, part in leaves(envs.action_space) if isinstance(part, gym.spaces.Box)]
-    bounded = [box for box in boxes if np.isfinite([box.low, box.high]).any()]
-    if not bounded or config.action.squash != "none":
-        return []
-    return [f"actions may leave {bounded[0]} (action.squash none); {CLIP_REMEDY}"]
 
 
 def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {}) -> Agent:
