@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from phasicrl.distributed import World
+from phasicrl.presets import get_preset
+from phasicrl.training.agreement import check_divisible_by_ranks
 from tests import golden, ranks
 
 EAGER = list(golden.runs(Path()))
@@ -55,3 +58,12 @@ def test_memory_masks_and_ppg_are_tried_together_on_several_processes(tmp_path: 
         masked = bool(getattr(make_env(), "masked", False))
         tried.add((config.model.memory != "none", masked, config.has_auxiliary_phase))
     assert tried == set(itertools.product((False, True), repeat=3))
+
+
+def test_parts_of_processes_that_do_not_divide_are_refused() -> None:
+    config = get_preset("procgen-ppg")  # 64 environments, 8 and 16 minibatches of segments
+    check_divisible_by_ranks(config, World(size=2))
+    with pytest.raises(
+        ValueError, match=r"in each of 16 processes, ppo.num_minibatches is 8.* 4 seg"
+    ):
+        check_divisible_by_ranks(config, World(size=16))

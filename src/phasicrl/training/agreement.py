@@ -19,15 +19,10 @@ def check_divisible_by_ranks(config: Config, world: World) -> None:
             f"env.num_envs is {config.env.num_envs}; expected a multiple of the "
             f"{world.size} processes"
         )
-    groups = [("ppo", config.ppo), ("aux", config.aux)][: 1 + config.has_auxiliary_phase]
-    for name, group in groups:
-        unit = config.get_minibatch_unit(group)
-        samples = num_envs * (1 if unit == "segments" else config.ppo.num_steps)
-        if samples % group.num_minibatches:
-            raise ValueError(
-                f"{name}.num_minibatches is {group.num_minibatches}; expected a divisor of "
-                f"{samples:,}, the {unit} of each of {world.size} processes"
-            )
+    try:
+        config.with_updates({"env.num_envs": num_envs})
+    except ValueError as error:
+        raise ValueError(f"in each of {world.size} processes, {error}") from None
 
 
 def check_directory_is_shared(files: RunDirectory, world: World) -> None:
