@@ -840,10 +840,12 @@ def nearest_divisors(number: int, target: int) -> list[int]:
     return sorted(divisors, key=lambda n: (abs(n - target), n))[:2]
 
 
-_NOT_IDENTITY = (
-    "name", "seed", "total_env_steps", "output_dir", "imports", "env.num_threads", "env.parallel",
-    "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
+EXECUTION_OPTIONS = (
+    "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts", "compute", "log",
+    "checkpoint", "evaluation",
 )  # fmt: skip
+"""Path prefixes of options that say how a run is executed and recorded."""
+_NOT_IDENTITY = (*EXECUTION_OPTIONS, "seed", "total_env_steps", "imports")
 """Path prefixes of options that do not define the experiment, see `Config.identity`."""
 
 

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from phasicrl.config import Config, format_value, require_imported_modules
+from phasicrl.config import EXECUTION_OPTIONS, Config, format_value, require_imported_modules
 from phasicrl.config_io import atomic_write, read_json, read_options, suggest_name, write_json
 
 if TYPE_CHECKING:
@@ -57,10 +57,7 @@ def fill_user_objects_with_none(
 
 _CARD_TYPES = {"own": dict, "spaces": dict, "resumed": list, "run": str, "env_steps": int}
 """Types of the entries of `card.json` that are read again."""
-_MUTABLE_OPTIONS = (
-    "name", "stop_at_return", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
-    "compute", "log", "checkpoint", "evaluation",
-)  # fmt: skip
+_MUTABLE_OPTIONS = (*EXECUTION_OPTIONS, "stop_at_return")
 """Path prefixes of options that may change when a run is resumed."""
 
 
