@@ -149,10 +149,7 @@ class RunDirectory:
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
         config = self.config
-        try:
-            require_imported_modules(config)
-        except ValueError as error:
-            raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
+        require_imported_modules(config)
         return config
 
     @property
