@@ -10,7 +10,7 @@ import pytest
 
 from phasicrl.distributed import World
 from phasicrl.presets import get_preset
-from phasicrl.training.agreement import check_divisible_by_ranks
+from phasicrl.training.build import check_divisible_by_ranks
 from tests import golden, ranks
 
 EAGER = list(golden.runs(Path()))

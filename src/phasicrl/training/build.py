@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Schedule, parse_env_module
-from phasicrl.distributed import SINGLE_PROCESS, World
+from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 from phasicrl.envs.checks import CLIP_REMEDY
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
@@ -42,7 +42,6 @@ from phasicrl.spaces import describe_spaces, is_image, leaves
 from phasicrl.system.machine import num_cores, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
-from phasicrl.training.agreement import check_directory_is_shared, check_divisible_by_ranks
 from phasicrl.training.run import Callbacks, OnIteration, Run
 from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights
@@ -282,7 +281,7 @@ def _build_run(
         resources.enter_context(apply_torch_settings(plan))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
-        check_directory_is_shared(files, world)
+        _check_directory_is_shared(files, world)
         _check_evaluation_envs(config, files, envs)
         path = files.path if world.is_first else None
         log = resources.enter_context(MetricsLog(path, config, saved=state and state["log"]))
@@ -309,6 +308,37 @@ def _build_run(
         else:
             collector.load_state_dict(state["collector"], obs)
     return run, remark
+
+
+def check_divisible_by_ranks(config: Config, world: World) -> None:
+    """Check that each process gets equally many environments and equal minibatches.
+
+    Raises:
+        ValueError: a number is not divisible.
+    """
+    num_envs, rest = divmod(config.env.num_envs, world.size)
+    if rest:
+        raise ValueError(
+            f"env.num_envs is {config.env.num_envs}; expected a multiple of the "
+            f"{world.size} processes"
+        )
+    try:
+        config.with_updates({"env.num_envs": num_envs})
+    except ValueError as error:
+        raise ValueError(f"in each of {world.size} processes, {error}") from None
+
+
+def _check_directory_is_shared(files: RunDirectory, world: World) -> None:
+    """Check that rank 0's run directory is on a file system that this process shares.
+
+    Raises:
+        RankError: the directory is missing here.
+    """
+    if not files.path.is_dir():
+        raise RankError(
+            f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
+            "directory of rank 0 in it; expected a folder that all machines share"
+        )
 
 
 def _check_evaluation_envs(config: Config, files: RunDirectory, envs: VectorEnv) -> None:
