@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import json
 import math
-import os
 import shutil
 import sys
 import uuid
@@ -21,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from phasicrl.config import Config
+from phasicrl.config_io import fsync_path
 from phasicrl.runs.console import Display, Values
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
 from phasicrl.system.machine import import_optional
@@ -267,12 +267,8 @@ class _Rows:
             ValueError: the run directory was removed.
         """
         if not self._file.closed:  # a run that has ended may be saved again
-            try:
-                self.write(b"")
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                error.filename = self._file.name
-                raise
+            self.write(b"")
+            fsync_path(self._path)
 
     def close(self) -> None:
         """Flush and close the file."""
