@@ -22,7 +22,9 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
         if number % 50 == 0 or number > 690:
             copy = EpisodeActions(3, (2,), np.dtype(np.float32))
             copy.set_state(*kept.get_state())
-            for env, taken, again in zip(plain, kept.split_by_env(), copy.split_by_env(), strict=True):
+            for env, taken, again in zip(
+                plain, kept.split_by_env(), copy.split_by_env(), strict=True
+            ):
                 np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
                 np.testing.assert_array_equal(again, taken)
     assert len(kept._steps) <= 2 * 64 or chance < 0.3, "memory follows the longest episode"
