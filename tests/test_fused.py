@@ -135,3 +135,11 @@ def test_rollouts_equal_those_of_single_steps(
 def test_a_wrong_number_is_named_as_the_simulators() -> None:
     with pytest.raises(EnvError, match=r"simulated: step.*up to step 9.*reward that is not finite"):
         collect(FusedCollector, Infinite, "none", "separate", False)
+
+
+def test_an_error_of_a_network_is_not_called_the_simulators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Agent, "policy", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        collect(FusedCollector, TensorCartPole, "none", "separate", False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -30,15 +32,12 @@ class FusedCollector(Collector):
         names = ["obs", "first", "action", "log_prob", "reward", "terminated", "truncated"]
         names += ["action_mask"] if self.envs.mask_size else []
         names += [] if self._values_deferred else ["value"]
+        call = partial(self.executor.call_compiled, self._run_steps, self.agent)
         for start in range(0, num_steps, size):
             draws = [self._blank_policy.sample_noise(self.generator) for _ in range(size)]
             noise = self.executor.upload(torch.stack(draws)[:, self._local_noise])
-            inputs = [noise, self._first, self._state]
             *columns, self._first, self._state = self.envs.run_steps(
-                lambda state, given=inputs: self.executor.call_compiled(
-                    self._run_steps, self.agent, [*given, *state]
-                ),
-                size,
+                call, [noise, self._first, self._state], size
             )
             for name, values in zip(names, columns[: len(names)], strict=True):
                 getattr(rollout, name)[:, start : start + size] = values

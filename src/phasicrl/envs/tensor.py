@@ -200,19 +200,24 @@ class TensorVectorEnv:
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
     def run_steps(
-        self, call: Callable[[list[Tensor]], tuple[Tensor, ...]], num_steps: int
+        self,
+        call: Callable[[list[Tensor]], tuple[Tensor, ...]],
+        inputs: list[Tensor],
+        num_steps: int,
     ) -> tuple[Tensor, ...]:
         """Make steps of a pure simulator in one call, and return the call's other results.
 
         Args:
-            call: function of a state, see `step_from`, that returns results and the next state.
+            call: function of `inputs` and a state, see `step_from`, that returns results and the
+                next state.
+            inputs: further inputs.
             num_steps: number of steps that `call` makes.
         """
         self._num_steps += num_steps
         state = self._simulator.get_state()
         current = [x for x in (self.obs, self.action_mask) if x is not None]
         with self._use_generators():
-            outputs = call([*current, *state.values()])
+            outputs = call([*inputs, *current, *state.values()])
         start, end = (len(outputs) - n for n in (len(current) + len(state), len(state)))
         self.obs, *masks = outputs[start:end]
         self.action_mask = masks[0] if masks else None
