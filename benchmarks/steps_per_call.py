@@ -19,8 +19,9 @@ from typing import Any
 import torch._inductor.config
 import tyro
 
-from phasicrl import fused, get_preset, train
+from phasicrl import get_preset, train
 from phasicrl.system.provenance import find_commit
+from phasicrl.training import fused
 
 NUM_STEPS, NUM_ROLLOUTS = 128, 20
 

@@ -29,7 +29,6 @@ from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.device import apply_torch_settings, find_device
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
-from phasicrl.fused import FusedCollector
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.rollout import PhaseBuffer
@@ -42,6 +41,7 @@ from phasicrl.spaces import describe_spaces, is_image, leaves
 from phasicrl.system.machine import num_cores, versions
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import Signals
+from phasicrl.training.fused import FusedCollector
 from phasicrl.training.run import Callbacks, OnIteration, Run
 from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights

@@ -18,11 +18,11 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
-from phasicrl.fused import FusedCollector
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer
+from phasicrl.training.fused import FusedCollector
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TensorCartPole, TensorPendulum, TensorRecall = (
     runpy.run_path(str(EXAMPLES / f"tensor_{name.lower()}.py"))[f"Tensor{name}"]
     for name in ("CartPole", "Pendulum", "Recall")
