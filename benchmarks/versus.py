@@ -120,9 +120,6 @@ ZOO_CARTPOLE = {
 }  # fmt: skip
 """RL-Zoo's settings for CartPole, with 8 environments."""
 
-_TENSORS = "--tensors cpu compat-cleanrl-ppo"
-_MANY = "--env.num-envs 2048 --compute.compile on --total-env-steps 8_000_000"
-
 
 def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
     """PPO on CartPole with the settings of CleanRL's ppo.py.
@@ -137,13 +134,26 @@ def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contes
         ours |= {f"{name}, compiled": f"{fields} {compiled}" for name, fields in ours.items()}
     return (
         *(_ours(name, "compat-cleanrl-ppo", fields, ends=ends) for name, fields in ours.items()),
-        _ours("phasicrl, tensors", _TENSORS, f"{common} {compiled}", ends=ends),
         _cleanrl("ppo.py", num_envs, 128, 500_000, ends=ends),
         _sb3("SB3, Gymnasium", f"gymnasium {task}", sb3, ends=ends),
         _sb3("SB3, EnvPool", f"envpool {task}", sb3, ends=ends),
-        Contestant("PureJaxRL ppo.py", "purejaxrl",
-                   f"{{purejaxrl}} {num_envs} 128 4 4 {purejaxrl_steps} {{seed}}"),
+        _purejaxrl(num_envs, purejaxrl_steps),
     )  # fmt: skip
+
+
+def _purejaxrl(num_envs: int, total: int) -> Contestant:
+    words = f"{{purejaxrl}} {num_envs} 128 4 4 {total} {{seed}}"
+    return Contestant("PureJaxRL ppo.py", "purejaxrl", words)
+
+
+def _tensors(num_envs: int, total: int, fields: str = "", ends: int = -1) -> tuple[Contestant, ...]:
+    """The same with environments that are functions of tensors in both."""
+    fields = f"--env.num-envs {num_envs} --compute.compile on {fields}"
+    preset = "--tensors cpu compat-cleanrl-ppo"
+    return (
+        _ours("phasicrl, tensors", preset, fields, ends=ends),
+        _purejaxrl(num_envs, total),
+    )
 
 
 def _on_envpool(theirs: Contestant, *, flags: str = "", memory_kept: bool = False) -> Contestant:
@@ -196,14 +206,14 @@ _PPO = _procgen_ppo(32_768, "", 1)
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, ends=195, purejaxrl_steps=2_000_000),
     "cartpole64": _cartpole(64, ends=61, purejaxrl_steps=4_000_000),
-    "cartpole2048": (
-        _ours("phasicrl, tensors", _TENSORS, _MANY),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", "{purejaxrl} 2048 128 4 4 8000000 {seed}"),
-    ),
+    "tensors": _tensors(4, 2_000_000, ends=195),
+    "tensors64": _tensors(64, 4_000_000, ends=61),
+    "tensors2048": _tensors(2048, 8_000_000, "--total-env-steps 8_000_000"),
     # Run by a Python with gymnax, such as .peers/jax/bin/python.
     "gymnax2048": (
-        _ours("phasicrl, gymnax", "compat-cleanrl-ppo", f"--env.id gymnax:CartPole-v1 {_MANY}"),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", "{purejaxrl} 2048 128 4 4 8000000 {seed}"),
+        _ours("phasicrl, gymnax", "compat-cleanrl-ppo", "--env.id gymnax:CartPole-v1 "
+              "--env.num-envs 2048 --compute.compile on --total-env-steps 8_000_000"),
+        _purejaxrl(2048, 8_000_000),
     ),
     # Each with settings of its own: how soon after the start of the process 100 training episodes
     # have a mean of 475.
@@ -213,8 +223,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
               "--ppo.learning-rate 4e-3 --total-env-steps 150_000", group="ours"),
         _cleanrl("ppo.py", 4, 128, 500_000, group="cleanrl"),
         _sb3("SB3, RL-Zoo's settings", "gymnasium CartPole-v1 8 100000", ZOO_CARTPOLE, group="sb3"),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", "{purejaxrl} 4 128 4 4 500000 {seed}",
-                   "purejaxrl"),
+        replace(_purejaxrl(4, 500_000), group="purejaxrl"),
     ),
     "procgen-ppo": (
         *_PPO,

@@ -554,7 +554,9 @@ def agreement(precision: str, *, by_design: bool = False) -> Cells:
 
 WORKS = {
     "cartpole": "CartPole, 4 environments", "cartpole64": "CartPole, 64 environments",
-    "halfcheetah": "HalfCheetah", "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
+    "tensors": "CartPole as tensors, 4", "tensors64": "CartPole as tensors, 64",
+    "tensors2048": "CartPole as tensors, 2,048", "halfcheetah": "HalfCheetah",
+    "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
     "procgen-ppg-bf16": "Procgen, PPG",
 }  # fmt: skip
 """Works of benchmarks/versus.py in which all have the same settings."""
@@ -593,7 +595,7 @@ SHORT = (
      "CleanRL ppg_procgen.py"),
     ("Procgen, PPO, CleanRL with our allocator setting", "procgen-ppo", "phasicrl, fp32",
      "CleanRL ppo_procgen.py, memory kept"),
-    ("CartPole, 4 environments", "cartpole", "phasicrl", "PureJaxRL ppo.py"),
+    ("CartPole as tensors, 4 environments", "tensors", "phasicrl, tensors", "PureJaxRL ppo.py"),
 )  # fmt: skip
 """What the README shows of the works of benchmarks/versus.py."""
 
