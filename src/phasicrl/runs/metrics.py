@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import shutil
 import sys
 import uuid
@@ -20,7 +21,6 @@ from time import monotonic
 from typing import Any
 
 from phasicrl.config import Config
-from phasicrl.config_io import fsync_path
 from phasicrl.runs.console import Display, Values
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
 from phasicrl.system.machine import import_optional
@@ -267,8 +267,12 @@ class _Rows:
             ValueError: the run directory was removed.
         """
         if not self._file.closed:  # a run that has ended may be saved again
-            self.write(b"")
-            fsync_path(self._path)
+            try:
+                self.write(b"")
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                error.filename = self._file.name
+                raise
 
     def close(self) -> None:
         """Flush and close the file."""
