@@ -57,6 +57,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ppo.num_minibatches": 7, "ppo.minibatch_by": "transitions", "ppo.num_steps": 2},
      "128 transitions (env.num_envs × ppo.num_steps)"),
     ({"aux.epochs": 6, "aux.num_minibatches": 48}, "such as 32 or 64"),
+    ({"env.num_envs": 1, "ppo.num_steps": 1, "ppo.num_minibatches": 1,
+      "ppo.advantage_std": "unbiased"}, "ppo.advantage_std is unbiased"),
     ({"ppo.advantage_norm": "minibatch", "env.num_envs": 8, "ppo.num_steps": 1},
      "needs more than 1 sample"),
     ({"model.memory": "lstm", "ppo.minibatch_by": "transitions"}, "ppo.minibatch_by is"),

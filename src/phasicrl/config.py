@@ -702,6 +702,8 @@ class Config(_Group):
                 f"ppo.num_minibatches is {ppo.num_minibatches}; expected fewer, because "
                 "ppo.advantage_norm minibatch needs more than 1 sample. Or set it to batch"
             )
+        if (ppo.advantage_norm, ppo.advantage_std, self.batch_size) == ("batch", "unbiased", 1):
+            yield "ppo.advantage_std is unbiased; expected biased for a batch of 1 step"
 
     def get_minibatch_unit(self, group: PPOConfig | AuxConfig) -> MinibatchUnit:
         """Return the unit that a phase shuffles into minibatches; `auto` depends on the memory."""
