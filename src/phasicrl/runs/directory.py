@@ -149,7 +149,10 @@ class RunDirectory:
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
         config = self.config
-        require_imported_modules(config)
+        try:
+            require_imported_modules(config)
+        except ValueError as error:
+            raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
         return config
 
     @property
