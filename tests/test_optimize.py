@@ -32,6 +32,22 @@ def test_adam_is_pytorchs(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
+def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(fused: bool) -> None:
+    """A convolution's weights are channels_last, its gradient need not be.
+
+    PyTorch's kernel for all at once looks at no strides.
+    """
+    weight = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    gradient = torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
+    state = AdamState([torch.zeros_like(weight)], [torch.zeros_like(weight)], [torch.zeros(())])
+    options = OPTIONS | {"eps": 1.0}
+    adam_([weight], [gradient], state, options, rate=0.1, apply_if=YES, fused=fused)
+    torch.testing.assert_close(state.first[0], 0.1 * gradient)
+    # The first step: both moments' bias is corrected.
+    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))
+
+
+@pytest.mark.parametrize("fused", [False, True])
 def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(fused: bool) -> None:
     everything = [torch.tensor(x) for x in ([1.0, 2.0], [0.5, -1.0], [0.3, 0.4], 7.0)]
     changed = [tensor.clone() for tensor in everything]

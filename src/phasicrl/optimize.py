@@ -115,8 +115,7 @@ def adam_(
 
     Args:
         parameters: parameters to move.
-        gradients: gradients of the loss, in the memory layout of the parameters, as autograd
-            accumulates them.
+        gradients: gradients of the loss.
         state: moments and numbers of steps, updated in place.
         options: `betas`; `eps`, added to the root of the second moment; `eps_hat`, whether `eps` is
             added before the bias of the second moment is corrected (TensorFlow) or after (PyTorch).
@@ -133,6 +132,12 @@ def adam_(
     if fused and len(counts) < 2:
         if counts:  # the kernel adds ε after the correction, so correct ε as well
             eps = eps / math.sqrt(1 - beta2 ** (1 + counts.pop()))
+        # The kernel ignores strides, and a convolution may give its gradient in another layout.
+        gradients = [
+            gradient if gradient.stride() == parameter.stride()
+            else torch.empty_like(parameter).copy_(gradient)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]  # fmt: skip
         # A list, because the host would read a single tensor.
         torch._foreach_add_(steps, [apply_if.to(steps[0].dtype)] * len(steps))
         torch._fused_adam_(
