@@ -27,7 +27,12 @@ def mask_tree(space: Any, flat: list[np.ndarray], nested: bool) -> Any:
         return None
     if isinstance(space, Discrete):
         return taken[0].tolist()
-    return taken if nested else np.concatenate(taken)
+    if not nested:
+        return np.concatenate(taken)
+    rows: list[Any] = taken
+    for size in reversed(space.shape[1:]):
+        rows = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+    return rows
 
 
 @settings(max_examples=150, deadline=None)
@@ -78,7 +83,7 @@ PAIR = Dict(a=Discrete(2), b=Discrete(2))
         (MultiDiscrete([2, 3]), [[1, 1], [1, 1]], r"shape \(2,\) \(at '1'\)"),
         (MultiDiscrete([2, 3]), [[1, 1], [1, 1, 1], [1]], "list; expected for MultiDiscrete"),
         (MultiDiscrete([[2], [2], [2]]), [[[1, 1], [1, 1], [1, 1]]], r"shape \(1, 3, 2\)"),
-        (MultiBinary((2, 2)), np.ones((2, 2, 2)), r"shape \(2, 2, 2\)"),
+        (MultiBinary((2, 2)), np.ones((4, 2)), r"shape \(4, 2\)"),
         (MultiBinary((2, 2)), [[[1, 1], [1, 1], [1, 1]], [[1, 1]]], "list"),
         (Tuple([Discrete(2), Discrete(2)]), ([1, 1],), r"shape \(1, 2\)"),
         (PAIR, {"a": [1, 1]}, "dict; expected for Dict"),

@@ -11,37 +11,19 @@ from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, 
 from phasicrl.spaces import KeyPath, count_choices, format_location
 
 
-def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray:
+def flatten_mask(space: Space[Any], mask: Any) -> np.ndarray:
     """Flatten an environment's mask to `[sum(count_choices(space))]` bool, true where allowed.
 
     Args:
         space: action space.
         mask: booleans, or zeros and ones: either one array of that length, or one mask for each
-            part of the space, in a mapping for `Dict`, a sequence for `Tuple`, and a sequence of
-            all components for `MultiDiscrete` and `MultiBinary`. None for a part allows everything
-            in it.
-        path: path of a part of the action space, for messages.
+            part of the space, in a mapping for `Dict` and a sequence for `Tuple`, `MultiDiscrete`
+            and `MultiBinary`. None for a part allows everything in it.
 
     Raises:
         ValueError: the mask has another length or structure, or other values.
     """
-    size = sum(count_choices(space))
-    if mask is None and path:
-        return np.ones(size, dtype=bool)
-    flat, location = _to_array(mask), format_location(path)
-    if flat is not None and not np.isin(flat, (0, 1)).all():
-        given = f"an action mask with values {np.unique(flat)}{location}"
-        raise ValueError(f"{given}; expected True and False, or 1 and 0")
-    if flat is not None and flat.shape == (size,):
-        return flat.astype(bool)
-    masks = None if flat is not None and flat.ndim <= 1 else _split_mask(space, mask)
-    if masks is None:
-        given = f"a {type(mask).__name__}" if flat is None else f"shape {flat.shape}"
-        has_parts = size and not isinstance(space, Discrete)
-        parts = ", or one mask for each part of the space" if has_parts else ""
-        expected = f"expected for {space}: shape ({size},){parts}"
-        raise ValueError(f"an action mask of {given}{location}; {expected}")
-    return np.concatenate([flatten_mask(part, each, (*path, key)) for key, part, each in masks])
+    return _flatten_part(space, mask, ())
 
 
 def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
@@ -55,6 +37,27 @@ def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, 
     return int(index), int(component)
 
 
+def _flatten_part(space: Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
+    """Flatten the mask of the part of a space at `path`."""
+    size = sum(count_choices(space))
+    if mask is None and path:
+        return np.ones(size, dtype=bool)
+    flat, location = _to_array(mask), format_location(path)
+    if flat is not None and not np.isin(flat, (0, 1)).all():
+        given = f"an action mask with values {np.unique(flat)}{location}"
+        raise ValueError(f"{given}; expected True and False, or 1 and 0")
+    if flat is not None and flat.shape == (size,):
+        return flat.astype(bool)
+    masks = None if flat is not None and flat.ndim == 1 else _split_mask(space, mask)
+    if masks is None:
+        given = f"a {type(mask).__name__}" if flat is None else f"shape {flat.shape}"
+        has_parts = size and not isinstance(space, Discrete)
+        parts = ", or one mask for each part of the space" if has_parts else ""
+        expected = f"expected for {space}: shape ({size},){parts}"
+        raise ValueError(f"an action mask of {given}{location}; {expected}")
+    return np.concatenate([_flatten_part(part, each, (*path, key)) for key, part, each in masks])
+
+
 def _split_mask(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any], Any]] | None:
     """Return the parts of a space with their masks; None if the mask has another structure."""
     if isinstance(space, Dict):
@@ -66,11 +69,19 @@ def _split_mask(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any
         parts = list(space.spaces)
     elif isinstance(space, (MultiDiscrete, MultiBinary)):
         parts = [Discrete(width) for width in count_choices(space)]
+        for size in space.shape[1:]:  # several axes: sequences of sequences
+            if not _is_sequence(mask) or not all(_is_sequence(x) and len(x) == size for x in mask):
+                return None
+            mask = [component for row in mask for component in row]
     else:
         return None
-    if not isinstance(mask, (Sequence, np.ndarray)) or len(mask) != len(parts):
+    if not _is_sequence(mask) or len(mask) != len(parts):
         return None
     return list(zip(range(len(parts)), parts, mask, strict=True))
+
+
+def _is_sequence(mask: Any) -> bool:
+    return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
 
 
 def _to_array(mask: Any) -> np.ndarray | None:
