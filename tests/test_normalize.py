@@ -82,6 +82,8 @@ def test_each_component_has_its_own_moments(shape: tuple[int, ...]) -> None:
     updated(moments, *parts)
     assert moments.count.shape == () and moments.count.item() == 24
     assert_moments(moments, data.mean(0), data.var(0))
+    with pytest.raises(AssertionError, match=r"\(4, 7\)"):
+        moments.update(torch.zeros(4, 7))
 
 
 def test_exponential_moments_by_hand() -> None:

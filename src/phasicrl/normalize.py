@@ -131,6 +131,8 @@ def _batch_moments(
     The parts of all processes are merged by the parallel algorithm of Chan et al. 1979, in float64.
     """
     num_axes = batch.dim() - len(shape)
+    fits, given = batch.shape[num_axes:] == shape, tuple(batch.shape)
+    assert fits, f"a batch of shape {given}, but samples have the shape {tuple(shape)}"
     # Add an axis: a reduction over no axes would reduce all of them.
     batch = batch.double().unsqueeze(0)
     axes = tuple(range(num_axes + 1))

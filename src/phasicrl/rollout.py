@@ -63,7 +63,8 @@ class Samples(_Tensors):
 
         Steps are independent only without memory.
         """
-        assert not self.has_memory, "steps depend on a memory state"
+        width = self.state.shape[-1]
+        assert not self.has_memory, f"steps depend on a memory state of width {width}"
         steps = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
         return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 

@@ -29,6 +29,7 @@ from phasicrl.execution.executor import EagerStep
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import list_checkpoints, load_part, num_processes
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.training import build
 from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import (
@@ -384,6 +385,7 @@ def train_elsewhere(folder: Path) -> None:
     own = folder / os.environ["RANK"]
     own.mkdir()
     os.chdir(own)
+    build.SHARED_SECONDS = 0.3
     with exiting():
         train(small(Path("runs"), "ppo", **{"compute.rank_timeout": 20.0}))
 

@@ -11,6 +11,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+LOCK_FILE = ".lock"
+
 
 class RunLock:
     """Lock of a run directory, held until it is closed or the process ends.
@@ -23,7 +25,7 @@ class RunLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = (path / ".lock").open("a+", encoding="utf-8")
+        self._file = (path / LOCK_FILE).open("a+", encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -38,6 +38,14 @@ class TerminationRequested(BaseException):
 class Preempted(SystemExit):
     """End of the process after a signal, with the run saved and exit code 75, "try again later"."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(PREEMPTED)
+        self.name = name
+
+    def __str__(self) -> str:
+        """Return the name of the signal."""
+        return self.name
+
 
 def exit_preempted(number: int, frame: FrameType | None) -> None:
     """Handle a signal by ending the process at once, with exit code 75."""
@@ -95,7 +103,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if isinstance(error, TerminationRequested):
-            preempted = Preempted(PREEMPTED)
+            preempted = Preempted(str(error))
             vars(preempted).update(vars(error))
             raise preempted from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from importlib import import_module
@@ -33,7 +34,7 @@ from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, fill_user_objects_with_none
-from phasicrl.runs.lock import RunLock
+from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
@@ -46,6 +47,8 @@ from phasicrl.training.run import Callbacks, OnIteration, Run
 from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights
 
+SHARED_SECONDS = 10.0
+"""Maximum time for a new file to appear on all machines of a network file system."""
 EnvFactory = Callable[[], gym.Env]
 
 
@@ -332,13 +335,18 @@ def _check_directory_is_shared(files: RunDirectory, world: World) -> None:
     """Check that rank 0's run directory is on a file system that this process shares.
 
     Raises:
-        RankError: the directory is missing here.
+        RankError: the directory is missing here, or is another one of that name.
     """
-    if not files.path.is_dir():
-        raise RankError(
-            f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
-            "directory of rank 0 in it; expected a folder that all machines share"
-        )
+    marker = files.path / LOCK_FILE
+    expected = world.broadcast_object(marker.read_text("utf-8") if world.is_first else "")
+    until = time.monotonic() + SHARED_SECONDS
+    while not (marker.is_file() and marker.read_text("utf-8") == expected):
+        if time.monotonic() > until:
+            raise RankError(
+                f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
+                "directory of rank 0 in it; expected a folder that all machines share"
+            )
+        time.sleep(0.1)
 
 
 def _check_evaluation_envs(config: Config, files: RunDirectory, envs: VectorEnv) -> None:
