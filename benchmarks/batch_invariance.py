@@ -77,31 +77,34 @@ def measure(trial: Trial) -> list[Row]:
     task, arm, size = trial.label
     every = trial.config.budget // trial.config.batch_size // POINTS
     config = trial.config.with_updates({"evaluation.every_iterations": every})
-    points: list[tuple[int, float]] = []
+    about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
+    about["commit"] = find_commit() or "unknown"
+    rows: list[Row] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
         if "evaluation/return" in record:
-            points.append((run.env_steps, record["evaluation/return"]))
+            value = f"{record['evaluation/return']:.5g}"
+            rows.append(about | {"env_steps": str(run.env_steps), "return": value})
 
     with tempfile.TemporaryDirectory() as folder:
         train(replace(config, output_dir=folder), callbacks=note)
-    about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
-    made = {"commit": find_commit() or "unknown"}
-    return [
-        about | {"env_steps": str(steps), "return": f"{value:.5g}"} | made
-        for steps, value in points
-    ]
+    return rows
+
+
+def group(rows: list[Row], task: str, arm: str, size: int, column: str) -> dict[str, list[float]]:
+    """Return the returns of an arm at one size of the batch, by the values of a column."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
+            groups.setdefault(row[column], []).append(float(row["return"]))
+    return groups
 
 
 def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, float, float]]:
     """Return the mean return over a whole run for each batch, and its interval over seeds."""
     found: dict[int, tuple[float, float, float]] = {}
     for size in SIZES:
-        by_seed: dict[str, list[float]] = {}
-        for row in rows:
-            if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
-                by_seed.setdefault(row["seed"], []).append(float(row["return"]))
-        if by_seed:
+        if by_seed := group(rows, task, arm, size, "seed"):
             means = [float(np.nanmean(values)) for values in by_seed.values()]
             found[size] = (float(np.mean(means)), *bootstrap_mean_interval(means))
     return found
@@ -114,25 +117,19 @@ def draw(rows: list[Row], path: Path) -> None:
     for line, task in zip(panels, TASKS, strict=True):
         for panel, arm in zip(line, ARMS, strict=True):
             for shade, size in zip(np.linspace(0.0, 0.8, len(SIZES)), SIZES, strict=True):
-                curves: dict[int, list[float]] = {}
-                for row in rows:
-                    if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
-                        curves.setdefault(int(row["env_steps"]), []).append(float(row["return"]))
-                if not curves:
+                if not (curve := group(rows, task, arm, size, "env_steps")):
                     continue
-                steps = sorted(curves)
-                mean = [np.nanmean(curves[at]) for at in steps]
-                band = np.array(
-                    [bootstrap_mean_interval(np.nan_to_num(curves[at])) for at in steps]
-                )
+                x = [int(steps) / 1e3 for steps in curve]
+                mean = [np.nanmean(each) for each in curve.values()]
+                band = [bootstrap_mean_interval(np.nan_to_num(each)) for each in curve.values()]
                 color = (shade, 0.3, 1 - shade)
-                x = np.array(steps) / 1e3
                 panel.plot(x, mean, color=color, linewidth=1.3, label=f"batch / {size}")
-                panel.fill_between(x, band[:, 0], band[:, 1], color=color, alpha=0.12, linewidth=0)
+                panel.fill_between(x, *np.transpose(band), color=color, alpha=0.12, linewidth=0)
             panel.set_title(f"{task}: {arm}", fontsize="small", loc="left")
             panel.set_xlabel("thousand environment steps", fontsize="small")
         line[0].set_ylabel("return", fontsize="small")
-    panels[0, 0].legend(fontsize="x-small", frameon=False)
+    title = f"mean of {len({row['seed'] for row in rows})} seeds, band: its 95 % interval"
+    panels[0, 0].legend(title=title, title_fontsize="x-small", fontsize="x-small", frameon=False)
     figure.savefig(path, dpi=110)
 
 

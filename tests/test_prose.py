@@ -17,6 +17,8 @@ from tools.prose import find_problems
             "def test_it_goes_on():\n    pass  # told\n",
             "tests/x.py:1: test_it_goes_on",
         ),
+        ("src/x.py", 'raise ValueError("expected at least 1")\n', "src/x.py:1: the error is not"),
+        ("src/x.py", "yield f'too small; expected {n}'\n", "src/x.py:1: the error is not"),
     ],
 )
 def test_planted_words_are_found(file: str, text: str, expected: str) -> None:

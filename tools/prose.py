@@ -16,6 +16,12 @@ WORDS = re.compile(
     r"of its own|knobs?|as one call|of then|aloud|beside it)\b",
     re.IGNORECASE,
 )
+ERROR = re.compile(
+    r"\(?(raise (Value|Type)Error\(|yield )f?['\"]"
+    r"(?!(\{|[^;]+ (are|belongs|has|imports|is|of|returned|returns|with|without) )[^;]*; expected )"
+    r".*\bexpected\b"
+)
+"""Errors that do not name an option and its value before what is expected."""
 FIRST = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As)\b")
 """Beginnings of docstrings that are neither a verb nor a noun."""
 
@@ -24,14 +30,15 @@ def find_problems(path: Path, text: str) -> Iterator[str]:
     """Yield a message for each word that is not plain English."""
     is_test = "tests" in path.parts
     for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found = WORDS.search(node.name.replace("_", " "))
-            if is_test and found:
-                yield f"{path}:{node.lineno}: {node.name} has {found[0]!r}"
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found = FIRST.match(str(node.value.value))
-            if found and not is_test:
-                yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}"
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if is_test:
+                if found := WORDS.search(name.replace("_", " ")):
+                    yield f"{path}:{node.lineno}: {name} has {found[0]!r}"
+            case ast.Expr(ast.Constant(value=str(value))) if not is_test:
+                if found := FIRST.match(value):
+                    yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}"
+            case ast.Raise() | ast.Yield() if not is_test and ERROR.match(ast.unparse(node)):
+                yield f"{path}:{node.lineno}: the error is not `<option> is <value>; expected …`"
     for number, line in enumerate(text.splitlines() if not is_test else (), start=1):
         if found := WORDS.search(line):
             yield f"{path}:{number}: {found[0]!r}; use the word of the field"

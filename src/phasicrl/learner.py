@@ -197,7 +197,7 @@ class Learner:
         self._set_learning_rates()
 
     def loss_coefficients(self) -> list[Tensor]:
-        """Return the weights of KL penalty and entropy bonus, and the clip range ε.
+        """Return the weights of KL penalty and entropy bonus, and the clip range ε, 0-d each.
 
         ε is float64, so that 1 ± ε is rounded once, and infinite without clipping.
         """

@@ -53,8 +53,8 @@ def _flatten_part(space: Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
         given = f"a {type(mask).__name__}" if flat is None else f"shape {flat.shape}"
         has_parts = size and not isinstance(space, Discrete)
         parts = ", or one mask for each part of the space" if has_parts else ""
-        expected = f"expected for {space}: shape ({size},){parts}"
-        raise ValueError(f"an action mask of {given}{location}; {expected}")
+        rule = f"for {space}: shape ({size},){parts}"
+        raise ValueError(f"an action mask of {given}{location}; expected {rule}")
     return np.concatenate([_flatten_part(part, each, (*path, key)) for key, part, each in masks])
 
 

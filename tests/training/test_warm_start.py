@@ -78,7 +78,7 @@ def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
     ("weights", "said"),
     [
         (None, "is not a run directory"),
-        ({"of.something.else": 0.0}, "none of its weights fits"),
+        ({"of.something.else": 0.0}, "expected weights that fit"),
         ({"value_head.bias": math.nan}, r"not finite \(value_head\.bias\)"),
     ],
 )

@@ -87,7 +87,7 @@ class JaxEnvs:
         return self._to_torch(obs), self._make_info(mask)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """Step every environment, and reset ended ones."""
+        """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
         # On a CPU, JAX reads the action's memory until the results are there, which are waited for.
         given = action.numpy() if self._on_cpu else jax.dlpack.from_dlpack(action)
         self._carry, obs, mask, *others = self._advance(self._carry, given)

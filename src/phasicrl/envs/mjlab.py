@@ -69,14 +69,14 @@ class MjlabEnv:
         return self._envs.reset()[0], {}
 
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
-        """Step every environment; where the horizon is finite, its end is a termination."""
+        """Step with actions `[B, K]`; the end of a finite horizon is a termination."""
         obs, reward, terminated, truncated, _ = self._envs.step(action)
         if self._envs.cfg.is_finite_horizon:
             terminated = terminated | truncated
         return obs, reward, terminated, truncated, {}
 
     def reset_rows(self, ended: Tensor) -> tuple[Any, dict[str, Any]]:
-        """Reset the environments of ended episodes; other observations get new noise."""
+        """Reset the environments that `ended` `[B]`; other observations get new noise."""
         rows = ended.nonzero().squeeze(1)
         obs = self._envs.reset(env_ids=rows)[0] if len(rows) else self._envs.obs_buf
         return obs, {}

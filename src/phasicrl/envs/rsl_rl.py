@@ -40,7 +40,7 @@ class RslRlEnv:
         return self._observe(), {}
 
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
-        """Step every environment.
+        """Step every environment with its action `[B, K]`.
 
         Raises:
             Invalid: a time limit looks like a termination.

@@ -23,7 +23,7 @@ S = TypeVar("S", bound=Samples)
 
 
 class Executor:
-    """Runs gradient steps and inference on the device and with the threads of a plan.
+    """Execution of gradient steps and inference on the device and with the threads of a plan.
 
     Attributes:
         device: device of the tensors.

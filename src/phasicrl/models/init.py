@@ -16,7 +16,7 @@ Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """Fills layers with initial weights by a scheme; biases are zero, except with `torch`.
+    """Scheme of initial weights that fills layers; biases are zero, except with `torch`.
 
     - `normalized`: PyTorch's default, then the weight vector of each output unit is scaled to the
       L2 norm `scale` (OPPG torch_util.py:327-351): over axis 1 of dense layers, axes 1 to 3 of

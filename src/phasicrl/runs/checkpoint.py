@@ -41,7 +41,7 @@ The content of a name never changes, so that the file is linked from the previou
 
 
 class CheckpointError(ValueError):
-    """Raised if a run has no usable checkpoint."""
+    """Lack of a usable checkpoint in a run."""
 
     exit_code = 5
 

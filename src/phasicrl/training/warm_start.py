@@ -33,7 +33,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
         )
     fits = {name for name in new.keys() & old.keys() if new[name].shape == old[name].shape}
     if not fits & {name for name, _ in agent.named_parameters()}:
-        raise ValueError(f"init_from is {directory}; none of its weights fits this network")
+        raise ValueError(f"init_from is {directory}; expected weights that fit this network")
     warnings: list[str] = []
     for owner in (_OBS_NORM, _VALUE_NORM):
         statistics = {name for name in new.keys() | old.keys() if name.startswith(owner)}

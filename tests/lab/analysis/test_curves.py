@@ -225,12 +225,12 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     (sweep / "s1").mkdir(parents=True)
     (sweep / "s1" / "trial.json").write_text("{}")
     for runs, metric, message in [
-        ([], RETURN, "runs is empty; give at least one"),
+        ([], RETURN, "runs is empty; expected at least one"),
         ([sweep], RETURN, "sweep/s1; expected a run with data"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
         ([empty], RETURN, "empty; expected a run with data"),
-        ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; .* has {RETURN}$"),
+        ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; expected one of {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):
             read_curves(runs, metric)

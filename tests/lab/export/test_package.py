@@ -146,7 +146,7 @@ def link(path: Path) -> None:
 
 
 def test_mistakes_are_refused(run: Path, package: Path) -> None:
-    with pytest.raises(ValueError, match="already; remove it"):
+    with pytest.raises(ValueError, match="expected a folder without it"):
         release([run], output=package.parent, make_env=corridor)
     with pytest.raises(ValueError, match="at least one run"):
         release([])
@@ -198,7 +198,7 @@ def test_a_pushed_package_is_pulled_and_checked(
     assert sorted(entry.name for entry in got.iterdir()) == sorted(names)
     one, other = (evaluate(each, episodes=2, make_env=corridor) for each in (got, package))
     assert one == other
-    with pytest.raises(ValueError, match="which exists; remove it"):
+    with pytest.raises(ValueError, match="which exists; expected a new folder"):
         pull("me/agent", output=got)
     (tmp_path / "hub/me/agent/config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"me/agent: .*expected the SHA-256"):
@@ -216,7 +216,7 @@ def test_a_package_that_is_cut_off_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         release([run], output=tmp_path / "release", make_env=corridor)
     assert not list((tmp_path / "release").iterdir())
-    with pytest.raises(ValueError, match="already; remove it"):
+    with pytest.raises(ValueError, match="expected a folder without it"):
         release([run, run], output=tmp_path / "release", make_env=corridor)
 
 

@@ -67,10 +67,10 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
     found = [(status.id, status.state) for status in sweep.get_status(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
-    with pytest.raises(ValueError, match="has another sweep"):
+    with pytest.raises(ValueError, match="with another sweep"):
         module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
     sweep.make_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
-    with pytest.raises(ValueError, match="has another sweep"):
+    with pytest.raises(ValueError, match="with another sweep"):
         module.make_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
 
 

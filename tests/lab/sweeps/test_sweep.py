@@ -121,7 +121,7 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
         sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / sweep.SEARCH).touch()
-    with pytest.raises(ValueError, match="has a search; choose another folder"):
+    with pytest.raises(ValueError, match="with a search; expected a new folder"):
         sweep.make_sweep(tmp_path / "search", ["classic-ppo"])
 
 

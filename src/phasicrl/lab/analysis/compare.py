@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 class MissedBoundError(RuntimeError):
-    """Raised if a bound requested from `compare_runs` does not hold."""
+    """Result below a bound that `compare_runs` was asked to hold."""
 
     exit_code = 1
 
@@ -163,7 +163,7 @@ def compare_runs(
     if output is not None:
         plot.require_matplotlib()
     if reference is None and share_of_reference is not None:
-        raise ValueError(f"share_of_reference is {share_of_reference:g}; give a reference as well")
+        raise ValueError(f"share_of_reference is {share_of_reference:g}; expected a reference too")
     curves = read_curves(runs, metric)
     endless = [curve.label for curve in curves if np.isnan(curve.runs).any()]
     if not (curves := [curve for curve in curves if curve.label not in endless]):

@@ -175,14 +175,14 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
             or runs of one experiment share no steps.
     """
     if not paths:
-        raise ValueError("runs is empty; give at least one run directory")
+        raise ValueError("runs is empty; expected at least one run directory")
     runs = expand_sweeps([path.expanduser().resolve() for path in paths])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]
     if len(lacking) == len(points):
         present = {name for row in RunDirectory(runs[0]).metrics() for name in row
                    if "/" in name and math.isfinite(row[name])}  # fmt: skip
-        raise ValueError(f"metric is {metric}; {runs[0]} has {', '.join(sorted(present))}")
+        raise ValueError(f"metric is {metric}; expected one of {', '.join(sorted(present))}")
     if lacking:
         names = ", ".join(map(str, lacking))
         warnings.warn(f"{metric} is missing in {names}: left out", stacklevel=2)

@@ -89,7 +89,7 @@ def read_reference_curves(
     if (name := str(reference)) not in REFERENCES:
         return [_read_curve(reference, ends)]
     if metric not in _RETURNS:
-        raise ValueError(f"metric is {metric}; {name} has {', '.join(_RETURNS)}")
+        raise ValueError(f"metric is {metric}; expected one of {', '.join(_RETURNS)}")
     rows, wanted = _read_table(name), experiments or HEADLINES.get(name)
     curves = []
     for task, end in ends.items():
@@ -139,7 +139,7 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
         raise FileNotFoundError(f"reference is {path}; expected {_list_references(ends)}")
     if len(ends) > 1:
         raise ValueError(
-            f"reference {path} is one curve; expected runs of one environment, not of {len(ends)}"
+            f"reference is {path}, one curve; expected runs of one environment, not of {len(ends)}"
         )
     ((task, end),) = ends.items()
     with path.open(encoding="utf-8", newline="") as file:
@@ -162,7 +162,7 @@ def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np
     if not seen.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
         raise ValueError(
-            f"{name} {begins} and the runs of {task} end at {end:,.0f}; give longer runs"
+            f"reference is {name}, which {begins}; expected runs of {task} beyond {end:,.0f} steps"
         )
     return seen
 

@@ -159,7 +159,7 @@ class Failure:
 
 
 class FailedTrialsError(RuntimeError):
-    """Raised if trials failed, after all other trials have finished."""
+    """Failures of some trials, raised after all other trials have finished."""
 
     exit_code = 1
 
@@ -261,7 +261,7 @@ def run_missing_trials(
     """
     twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
     if twice:
-        raise ValueError(f"trials has {twice[0]} twice; give each task and seed once")
+        raise ValueError(f"trials has {twice[0]} twice; expected each task and seed once")
     outcomes = run_in_processes(table.find_missing(trials), run_trial, jobs=jobs)
     for trial, rows in yield_successes(outcomes):
         table.add(rows)

@@ -63,7 +63,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
     hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
-        raise ValueError(f"output is {output}, which exists; remove it or choose another")
+        raise ValueError(f"output is {output}, which exists; expected a new folder")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".pull-") as folder:
         downloaded = Path(folder) / "downloaded"

@@ -69,7 +69,7 @@ def release(
             exists.
     """
     if not runs:
-        raise ValueError("runs is empty; give at least one run directory")
+        raise ValueError("runs is empty; expected at least one run directory")
     agents: dict[Path, SavedAgent] = {}
     for run in _select_best(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
@@ -77,7 +77,7 @@ def release(
         env = config.env.id.rpartition(":")[2].replace("/", "-")
         path = output / f"{config.name}-{env}-s{config.seed}"
         if path.exists() or path in agents:
-            raise ValueError(f"output has {path.name} already; remove it or choose another output")
+            raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
         agents[path] = saved
     packages = []
     for path, saved in agents.items():

@@ -112,7 +112,7 @@ def make_search(
         runner.check_trainable(sweep.make_grid(search.base, {path: ends}))
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
     if there and not (file.exists() and read_options(Search, file) == search):
-        raise ValueError(f"{directory} has another sweep; choose another folder")
+        raise ValueError(f"directory is {directory}, with another sweep; expected a new folder")
     sweep.write_dataclass(file, search)
     new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
     for path in new:

@@ -76,7 +76,7 @@ def make_sweep(
             reporting, or the directory has a search. Nothing is written then.
     """
     if (directory / SEARCH).exists():
-        raise ValueError(f"{directory} has a search; choose another folder")
+        raise ValueError(f"directory is {directory}, with a search; expected a new folder")
     lists = read_json(values) if values else {}
     if total_env_steps is not None:
         lists["total_env_steps"] = [total_env_steps]
