@@ -12,11 +12,7 @@ from tools.prose import find_problems
     [
         ("src/x.py", '"""Return a number."""\nx = 1  # as told\n', "src/x.py:2: 'told'"),
         ("src/x.py", 'def f():\n    """Whether it runs."""\n', "src/x.py:2: the docstring begins"),
-        (
-            "tests/x.py",
-            "def test_it_goes_on():\n    pass  # told\n",
-            "tests/x.py:1: test_it_goes_on",
-        ),
+        ("tests/x.py", "def test_it_goes_on(): ...  # told\n", "tests/x.py:1: test_it_goes_on"),
         ("src/x.py", 'raise ValueError("expected at least 1")\n', "src/x.py:1: the error is not"),
         ("src/x.py", "yield f'too small; expected {n}'\n", "src/x.py:1: the error is not"),
     ],

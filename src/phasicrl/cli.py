@@ -485,7 +485,7 @@ def _show_presets(pattern: str = "") -> None:
         for path, (old, new) in differences(preset.config, parent).items():
             lines.append(f"{path} {format_value(new)} (was {format_value(old)})")
         seeds, mean = TRAINED.get(name, (0, 0.0))
-        trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "untrained"
+        trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "no mean return"
         rows.append((name, f"{preset.summary}\n{preset.source}\n{trained}", "\n".join(lines)))
     print_table("", ("preset", "summary and source", "differences from its parent"), rows)
 

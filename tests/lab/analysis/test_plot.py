@@ -47,18 +47,19 @@ def test_the_csv_holds_means_and_intervals_over_seeds(tmp_path: Path) -> None:
 
 
 MANY = "95 % bootstrap interval of the mean"
+THIN = "thin: single runs; band: "
 
 
 @pytest.mark.parametrize(
     ("curves", "lines", "title"),
     [
         ([curve("ppg")], ["ppg (one run)"], ""),
-        ([curve("ppg", 2)], ["ppg (2 runs)"], "band: minimum to maximum"),
-        ([curve("a", 3), curve("b", 5)], ["a (3 runs)", "b (5 runs)"], f"band: {MANY}"),
+        ([curve("ppg", 2)], ["ppg (2 runs)"], f"{THIN}minimum to maximum"),
+        ([curve("a", 3), curve("b", 5)], ["a (3 runs)", "b (5 runs)"], THIN + MANY),
         (
             [curve("a", 1, "x"), curve("a", 2, "y"), curve("b", 1, "x", published=True)],
             ["a (one run or 2 runs)", "b (published: one run)"],
-            "band: minimum to maximum",
+            f"{THIN}minimum to maximum",
         ),
     ],
 )

@@ -202,13 +202,13 @@ def choose_grid(count: int) -> tuple[int, int, float, float]:
 
 
 def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
-    """Return the texts of a figure's legend by curve, and its title, which describes the bands."""
+    """Return the texts of a figure's legend by curve, and its title: what lines and bands are."""
     descriptions: dict[CurveKey, list[str]] = defaultdict(list)
     for curve in curves:
         descriptions[curve.label, curve.published].append(curve.description)
     texts = {key: " or ".join(dict.fromkeys(each)) for key, each in descriptions.items()}
     bands = dict.fromkeys(curve.band_description for curve in curves if curve.band_description)
-    title = f"band: {' or '.join(bands)}" if bands else ""
+    title = f"thin: single runs; band: {' or '.join(bands)}" if bands else ""
     return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
 
 
