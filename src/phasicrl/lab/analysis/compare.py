@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 class MissedBoundError(RuntimeError):
-    """Result below a bound that `compare_runs` was asked to hold."""
+    """Result of `compare_runs` below a requested bound."""
 
     exit_code = 1
 
