@@ -223,7 +223,7 @@ def test_help_of_train_is_short_has_the_presets_values_and_all_options_on_reques
     short, everything = lines("procgen-ppo", "--help"), lines("procgen-ppo", "--help-all")
     assert max(len(lines("--help")), len(short)) <= 100
     assert any(line.startswith("--ppo.policy-epochs 3 Number of") for line in short)
-    assert any(line.startswith("--resume never") for line in short)
+    assert any(line.startswith("--resume never Resume the newest") for line in short)
     for path in get_preset("procgen-ppo").values():
         option = "--" + path.replace("_", "-")
         assert option in " ".join(everything), option

@@ -392,16 +392,16 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
 def _print_help(command: str, options_type: type, base: Config) -> None:
     """Print the options of a command and the common options of a run."""
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
-    for field in dataclasses.fields(options_type):
-        print(f"  --{field.name.replace('_', '-')} {format_value(field.default)}")
     print(f"  {_ENV_HELP}\n" * (command == "train"), end="")
-    values, texts = base.values() | {"env.options": base.env.options}, {**get_option_docs(Config)}
+    own = {field.name: field.default for field in dataclasses.fields(options_type)}
+    values = base.values() | {"env.options": base.env.options} | own
+    texts = {**get_option_docs(Config), **get_option_docs(options_type)}
     for part in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group := getattr(base, part.name)):
             texts |= {
                 f"{part.name}.{key}": text for key, text in get_option_docs(type(group)).items()
             }
-    for path in COMMON.split():
+    for path in (*own, *COMMON.split()):
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"
         text = texts[path].replace("\n", "\n" + 43 * " ")
         print(f"  {option:<40} {text}")
