@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from phasicrl.config import ActionConfig
 from phasicrl.models.heads import Normal, PolicyHead, TanhNormal
 from phasicrl.models.init import Initializer
-from phasicrl.spaces import count_choices
+from phasicrl.spaces import ActionLayout, count_choices
 from tests.models.test_distributions import log_slope, normal
 
 S, L, A, D = 3, 4, 5, 6
@@ -305,16 +305,20 @@ def test_only_continuous_components_are_squashed() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=2, unique=True),
+    st.lists(st.integers(-99_999, 99_999), min_size=2, max_size=2, unique=True),
     st.sampled_from(["clip", "tanh"]),
 )
-@example([-0.1, 0.2], "clip")  # −0.1 + (0.2 + 0.1) is 0.20000002 in single precision
-def test_no_rounding_leads_out_of_the_bounds(bounds: list[float], squash: Any) -> None:
-    space = gym.spaces.Box(min(bounds), max(bounds), (1,))
-    head = make_head(space, ActionConfig(squash=squash, rescale=True))
-    found = head.env_action(torch.linspace(-12, 12, 997).unsqueeze(-1)).numpy()
-    assert found[0] == space.low and found[-1] == space.high
-    assert ((found >= space.low) & (found <= space.high)).all()
+@example([-1, 2], "clip")  # −0.1 + (0.2 + 0.1) is 0.20000002 in single precision
+def test_no_rounding_leads_out_of_the_bounds(tenths: list[int], squash: Any) -> None:
+    low, high = sorted(number / 10 for number in tenths)
+    for dtype, rescale in itertools.product((np.float16, np.float32, np.float64), (True, False)):
+        space = gym.spaces.Box(dtype(low), dtype(high), (1,), dtype)
+        head = make_head(space, ActionConfig(squash=squash, rescale=rescale))
+        drawn = torch.linspace(-30, 30, 997).sinh().unsqueeze(-1)
+        found = ActionLayout(space).unflatten(head.env_action(drawn).numpy())
+        rel = 2e-7 * (dtype is np.float64)  # the others are exact
+        assert found[[0, -1], 0] == pytest.approx([*space.low, *space.high], rel=rel, abs=0)
+        assert ((found >= space.low) & (found <= space.high)).all() and found.dtype == dtype
 
 
 def test_the_distribution_does_not_depend_on_clipping_and_stretching() -> None:

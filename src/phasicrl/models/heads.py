@@ -213,6 +213,8 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
 
 
 def _stack_bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
-    """Return the lowest and highest values of all components of some spaces."""
-    pairs = (torch.from_numpy(np.stack([box.low, box.high])) for box in boxes)
-    return torch.cat([torch.empty(2, 0), *(pair.float().reshape(2, -1) for pair in pairs)], -1)
+    """Return the lowest and highest float32 values of all components, within exact bounds."""
+    pairs = (np.stack([box.low, box.high], dtype=np.float64).reshape(2, -1) for box in boxes)
+    exact = torch.from_numpy(np.concatenate([np.empty((2, 0)), *pairs], -1))
+    nearest, inward = exact.float(), torch.tensor([[math.inf], [-math.inf]])
+    return torch.where((nearest - exact) * inward < 0, nearest.nextafter(inward), nearest)
