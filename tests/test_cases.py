@@ -15,7 +15,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode
 
-from phasicrl import Config, PPOConfig, cli, evaluate, resume, train
+from phasicrl import Callbacks, Config, PPOConfig, cli, evaluate, resume, train
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -69,10 +69,17 @@ def test_actions_out_of_bounds_name_the_option_that_clips(
     play(tmp_path, bounded, **{"action.squash": "clip"})
 
 
-@pytest.mark.parametrize("answer", [False, np.bool_(False), True, "Stop", "STOP", {"a": 1.0}])
-def test_a_callback_returns_stop_or_nothing(tmp_path: Path, answer: Any) -> None:
+ANSWERS = [False, np.bool_(False), True, "Stop", "STOP", {"a": 1.0}, np.zeros(2)]
+
+
+@pytest.mark.parametrize("method", ["on_iteration", "on_episode"])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_callback_returns_stop_or_nothing(tmp_path: Path, answer: Any, method: str) -> None:
+    callbacks = type("Mine", (Callbacks,), {method: lambda *_: answer})()
     with pytest.raises(ValueError, match=r"on_iteration returned .*; expected 'stop' or None"):
-        train(tiny(tmp_path), make_env=Lamp, callbacks=lambda *_: answer)
+        train(tiny(tmp_path), make_env=Lamp, callbacks=callbacks)
+    vars(callbacks)[method] = lambda *_: "stop"
+    assert train(tiny(tmp_path), make_env=Lamp, callbacks=callbacks).env_steps == 32
 
 
 def test_close_that_raises_is_a_warning(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ class Callbacks:
     def on_start(self, run: Run, /) -> None:
         """Run before the first iteration of a new or resumed run."""
 
-    def on_episode(self, run: Run, episode: Episode, /) -> None:
+    def on_episode(self, run: Run, episode: Episode, /) -> Literal["stop"] | None:
         """Run at the end of an iteration for each episode that ended in it, in their order."""
 
     def on_iteration(self, run: Run, record: Record, /) -> Literal["stop"] | None:
-        """Run after each iteration, with its metrics; return "stop" to save and end the run."""
+        """Run after each iteration, with its metrics; "stop" saves and ends it, as in on_episode."""
 
     def on_end(self, run: Run, /) -> None:
         """Run after the last iteration, also after "stop", before the final state is saved."""
@@ -194,14 +194,13 @@ class Run:
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
     def finish_iteration(self, record: Record) -> bool:
-        """Log the iteration's metrics, call the callbacks; evaluate and save if either is due.
+        """Evaluate if it is due, call the callbacks, log the metrics, and save if it is due.
 
         Returns:
-            Whether to stop: `on_iteration` of a process returned "stop", or `stop_at_return` is
-            reached.
+            Whether to stop: a callback of a process returned "stop", or `stop_at_return` is reached.
 
         Raises:
-            ValueError: `on_iteration` returned something else.
+            ValueError: a callback returned something else.
         """
         total = time.perf_counter() - self._iteration_started
         finished = list(self.collector.episodes.finished)
@@ -212,27 +211,27 @@ class Run:
         }
         if self._periodic_evaluation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
-        self._write_metrics(record)
         limit = min(LONG_EPISODE * self.config.env.num_envs, self.config.budget)
         is_reached = self.env_steps - self.config.batch_size < limit <= self.env_steps
         if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
-        known = {*record}
+        row = {**record}
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
-                for episode in finished:
-                    self.callbacks.on_episode(self, episode)
-                answer = self.callbacks.on_iteration(self, record)
-                if answer not in (None, "stop"):
-                    raise ValueError(f"on_iteration returned {answer!r}; expected 'stop' or None")
-                self.log({name: record[name] for name in record if name not in known})
+                answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
+                answers.append(self.callbacks.on_iteration(self, record))
+                for answer in answers:
+                    if answer is not None and str(answer) != "stop":
+                        text = f"on_episode or on_iteration returned {answer!r}"
+                        raise ValueError(f"{text}; expected 'stop' or None")
+                self.log({name: record[name] for name in record if name not in row})
         finally:  # whatever the callbacks do, the iteration is complete
-            self._write_metrics({})
+            self._write_metrics(row)
             self.snapshot_and_maybe_save()
         goal, episodes = self.config.stop_at_return, self.collector.episodes
         is_solved = goal is not None and episodes.is_full and episodes.recent_mean_return >= goal
-        return self.world.any_rank(is_solved or answer == "stop")
+        return self.world.any_rank(is_solved or any(answers))
 
     def _write_metrics(self, record: Record) -> None:
         """Write a row of metrics, with those of the user so far, unless there are none."""
