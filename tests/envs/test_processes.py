@@ -106,7 +106,7 @@ def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
 
 
 class Chance(Counting):
-    """Starts at a number, by its kind: fixed, or drawn from one of several generators."""
+    """Observes a number, by its kind: fixed, or drawn from one of several generators."""
 
     observation_space = gym.spaces.Box(0, 9, (3,), np.float32)
 
@@ -118,12 +118,15 @@ class Chance(Counting):
         draws = {
             "fixed": lambda: 3.0, "own": self.np_random.random, "few": lambda: self._id % 2,
             "script": lambda: self._script.random(), "space": lambda: self._script.sample()[0],
+            "coin": lambda: self._script.integers(3),
+            "steps": lambda: self._script.random() if self._time else 0,
         }  # fmt: skip
         return np.full(3, draws[self._kind](), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("fixed", 0), ("own", 0), ("few", 0), ("script", 1), ("space", 1)]
+    ("kind", "count"),
+    [("fixed", 0), ("own", 0), ("few", 0), ("script", 1), ("space", 1), ("coin", 1), ("steps", 1)],
 )
 def test_generators_that_processes_have_in_common_are_warned_of(kind: str, count: int) -> None:
     """Starts that are equal since they follow their seeds are right."""

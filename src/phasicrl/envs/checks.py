@@ -134,10 +134,9 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
 
 def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> None:
     """Warn of entries of an observation that its space lacks; the agent does not see them."""
-    ignored = (MASK,) if properties.mask_source == "observation" else ()
+    ignored = MASK if properties.mask_source == "observation" else ""
     found = find_extra_keys(properties.observation_space, obs)
-    extra = [key for key in found if key not in ignored]
-    if extra:
+    if extra := [key for key in found if key != ignored]:
         text = f"{name}: observations have {', '.join(map(repr, extra))}, which observation_space"
         warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=2)
 

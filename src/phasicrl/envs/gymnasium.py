@@ -88,16 +88,18 @@ class GymnasiumEnv(NumpyVectorEnv):
         return self._check_obs(obs, "reset"), info.get(MASK)
 
     def _check_chance(self, obs: np.ndarray) -> None:
-        """Warn if environments have equal first observations, and these do not follow the seed.
+        """Warn if environments have equal first observations, and episodes do not follow the seed.
 
         Processes have equal copies of a generator that is not the environment's own.
         """
         if len(np.unique(obs.reshape(self.num_envs, -1), axis=0)) == self.num_envs:
             return
-        starts: list[np.ndarray] = []
+        pairs: list[Any] = []  # observations that are equal if they follow the seed
         with contextlib.suppress(Exception), contextlib.closing(self._make_first()) as probe:
-            starts = [probe.reset(seed=0)[0] for _ in range(2)]
-        if starts and not np.array_equal(starts[0], starts[1]):
+            pairs += [(probe.reset(seed=0)[0], probe.reset(seed=0)[0]) for _ in range(3)]
+            action = np.zeros(probe.action_space.shape, probe.action_space.dtype)
+            pairs.append([(probe.reset(seed=0), probe.step(action)[0])[1] for _ in range(2)])
+        if any(not np.array_equal(*pair) for pair in pairs):
             text = f"{self.name}: environments in different processes start equally, and do not"
             text += " follow their seeds. Draw from self.np_random, which reset(seed) seeds"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
