@@ -130,5 +130,8 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
         agent.act(np.stack([obs, obs]), mask=[mask, mask])
     with pytest.raises(ValueError, match="shape"):
         agent.act(np.zeros(4, np.float32), mask=mask)
+    for use in (agent.act, agent.distribution, lambda obs, mask: agent.value(obs)):
+        with pytest.raises(ValueError, match="not finite"):
+            use(np.full(3, np.nan, np.float32), mask=mask)
     with pytest.raises(ValueError, match=r"no-such-agent .*cartpole-ppg"):
         load("no-such-agent")

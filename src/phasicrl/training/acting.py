@@ -124,8 +124,9 @@ class TrainedAgent:
         elif len(self._first) != num_envs:
             given = f"{num_envs} observations are given after {len(self._first)}"
             raise ValueError(f"{given}; expected as many. Call reset() first")
-        stored = torch.from_numpy(self._layout.pack(obs, num_envs))
-        masks = None
+        stored, masks = self._layout.pack(obs, num_envs), None
+        if invalid := self._layout.find_invalid(stored):
+            raise ValueError(f"obs has {invalid[1]}; expected numbers of observation_space")
         if needs_mask and self._mask_size:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
@@ -133,7 +134,7 @@ class TrainedAgent:
             if find_fully_blocked(count_choices(self.action_space), rows):
                 raise ValueError(f"mask is {mask}; expected one allowed choice in each component")
             masks = torch.from_numpy(rows)
-        return AgentInput(stored, self._first, self._state, masks), is_batch
+        return AgentInput(torch.from_numpy(stored), self._first, self._state, masks), is_batch
 
 
 def load(
