@@ -214,7 +214,8 @@ def test_a_run_of_a_function_is_used_on_the_command_line(
 ) -> None:
     run = play(tmp_path, lambda: CartPoleEnv(sutton_barto_reward=True))
     assert cli.main([*verb.split(), str(run.directory)]) == 2
-    assert "--make-env MODULE:FUNCTION" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "--make-env MODULE:FUNCTION" in message and f"make_env={__name__}:" in message
 
 
 def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> None:

@@ -304,7 +304,8 @@ class _TrainOptions:
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     objects, words = _parse_objects(words)
-    options, config = parse_config_and_options(words, "train", _TrainOptions)
+    has_env = bool(objects) or any(word.startswith("--env.id") for word in words)
+    options, config = parse_config_and_options(words, "train", _TrainOptions, has_env=has_env)
     if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
         (function,) = objects.values()
         config = config.with_updates({"env.id": getattr(function, "__name__", "own")})
@@ -321,7 +322,7 @@ def parse_config(words: list[str]) -> Config:
 
 
 def parse_config_and_options(
-    words: list[str], command: str, options_type: type
+    words: list[str], command: str, options_type: type, *, has_env: bool = True
 ) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
@@ -329,6 +330,7 @@ def parse_config_and_options(
         words: arguments of the command.
         command: name of the command, for its help.
         options_type: dataclass of the command's options.
+        has_env: whether a custom environment of the run is not needed.
 
     Returns:
         An instance of `options_type`, and the changed configuration.
@@ -353,6 +355,8 @@ def parse_config_and_options(
 
         path = Path(words[1])
         base = RunDirectory(path).config if path.is_dir() else read_options(Config, path)
+        if path.is_dir() and not has_env:
+            RunDirectory(path).load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)
         words = words[1:]
     elif first.startswith("-"):
