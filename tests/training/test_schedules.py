@@ -166,7 +166,8 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, stop: int) -> None
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ("linear", r"schedule returns 'linear'; expected values of ppo\.learning_rate, "),
+        ("linear", r"schedule is 'linear'; expected a function"),
+        ({"ppo.clip": 0.1}, r"schedule is {'ppo\.clip': 0\.1}; expected a function"),
         (lambda progress: 1 - progress, r"schedule returns 1\.0; expected values of"),
         (lambda _: {"ppo.gamma": 0.9}, r"schedule returns {'ppo\.gamma': 0\.9}; expected values"),
         (lambda _: {"ppo.clip": "low"}, r"ppo\.clip is 'low'; expected float"),
