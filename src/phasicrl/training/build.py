@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Schedule, parse_env_module
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
-from phasicrl.envs.checks import CLIP_REMEDY
+from phasicrl.envs.checks import CLIP_REMEDY, MakeEnv
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv
@@ -49,13 +49,12 @@ from phasicrl.training.warm_start import load_matching_weights
 
 SHARED_SECONDS = 10.0
 """Maximum time for a new file to appear on all machines of a network file system."""
-EnvFactory = Callable[[], gym.Env]
 
 
 class EvaluationObjects(TypedDict, total=False):
     """Custom objects of a trained agent, see `phasicrl.train`."""
 
-    make_env: EnvFactory | None
+    make_env: MakeEnv | None
     make_vector_env: MakeVectorEnv | None
     make_encoder: EncoderFactory | None
     make_head: HeadFactory | None

@@ -57,10 +57,10 @@ class Callbacks:
         """Run before the first iteration of a new or resumed run."""
 
     def on_episode(self, run: Run, episode: Episode, /) -> Literal["stop"] | None:
-        """Run at the end of an iteration for each episode that ended in it, in their order."""
+        """Run at the end of an iteration for each episode that ended in it; may return "stop"."""
 
     def on_iteration(self, run: Run, record: Record, /) -> Literal["stop"] | None:
-        """Run after each iteration, with its metrics; "stop" saves and ends it, as in on_episode."""
+        """Run after each iteration, with its metrics; "stop" saves and ends the run."""
 
     def on_end(self, run: Run, /) -> None:
         """Run after the last iteration, also after "stop", before the final state is saved."""
@@ -197,7 +197,7 @@ class Run:
         """Evaluate if it is due, call the callbacks, log the metrics, and save if it is due.
 
         Returns:
-            Whether to stop: a callback of a process returned "stop", or `stop_at_return` is reached.
+            Whether to stop: a callback returned "stop", or `stop_at_return` is reached.
 
         Raises:
             ValueError: a callback returned something else.
@@ -221,10 +221,9 @@ class Run:
             with self.world.sync_errors("on_episode or on_iteration"):
                 answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
                 answers.append(self.callbacks.on_iteration(self, record))
-                for answer in answers:
-                    if answer is not None and str(answer) != "stop":
-                        text = f"on_episode or on_iteration returned {answer!r}"
-                        raise ValueError(f"{text}; expected 'stop' or None")
+                if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
+                    given = f"on_episode or on_iteration returned {wrong[0]!r}"
+                    raise ValueError(f"{given}; expected 'stop' or None")
                 self.log({name: record[name] for name in record if name not in row})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics(row)
