@@ -135,6 +135,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not finite": (answering(0, NANS), r"environment 0, step\(\) at step 1 returned an obs"),
     "shape": (answering(0, np.zeros((3, 2))), r"returned an observation of shape \(2,\)"),
     "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),
+    "reward beyond float32": (answering(1, np.array([0, 1e300, 0])), r"too large .*1\.e\+300"),
     "flags": (answering(2, np.zeros(2)), r"\(3,\), float64 \(2,\), .* reward and flags"),
     "text": (answering(1, ["1", "2", "3"]), r"returned <U1 \(3,\), .* as reward and flags"),
     "None": (answering(1, [0, None, 0]), r"returned object \(3,\), .* as reward and flags"),

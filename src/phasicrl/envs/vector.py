@@ -116,9 +116,9 @@ class CustomVectorEnv(NumpyVectorEnv):
                 given = ", ".join(f"{row.dtype} {row.shape}" for row in rows)
                 wanted = f"numbers ({self.num_envs},)"
                 raise Invalid(f"returned {given} as reward and flags; expected {wanted}")
+            rows[0] = self._check_reward(rows[0])
             kinds = zip((np.float32, bool, bool), rows, strict=True)
             reward, terminated, truncated = (np.array(row, kind) for kind, row in kinds)
-            self._check_reward(reward)
             ended = terminated | truncated
             if not ended.any():
                 mask = self._read_mask(obs, info, ~ended)
