@@ -71,7 +71,7 @@ class PeriodicEvaluation:
         kinds = expand_levels(self._config.evaluation.levels)
         env_ids = self._config.evaluation.env_ids
         cases: list[tuple[Levels, Config]] = [(levels, self._config) for levels in kinds]
-        cases += [(kinds[0], self._config.with_updates({"env.id": env_id})) for env_id in env_ids]
+        cases.extend((kinds[0], self._config.with_updates({"env.id": each})) for each in env_ids)
         with self._world.sync_errors("an evaluation"):
             episodes = [self._run_episodes(*case, agent) for case in cases]
         parts = zip(*self._world.all_gather_object(episodes), strict=True)
