@@ -571,6 +571,8 @@ class LogConfig(_Group):
     `live`: a progress bar.
     `plain`: lines of text.
     `off`: nothing."""
+    console_metrics: tuple[str, ...] = ()
+    """Names of further metrics on the console, such as your own."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     epochs: bool = False

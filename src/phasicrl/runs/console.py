@@ -57,6 +57,7 @@ class Display:
             is_watched = console.is_interactive and console.file.isatty()
             self.kind = "live" if is_watched and not os.environ.get("CI") else "plain"
         self._values: dict[str, float] = {}
+        self._columns = (*_COLUMNS, *((name, name) for name in config.log.console_metrics))
         self._line, self._shown_at = "", -math.inf
         self._bar = _Bar(
             "{task.description}", BarColumn(None), "{task.percentage:.1f} %",
@@ -85,7 +86,7 @@ class Display:
         self._bar.update(self._task.id, completed=env_steps)
         speed = f"{self._task.speed or 0:,.0f}"
         self._bar.update(self._task.id, speed=speed)
-        pairs = ((label, self._values.get(name)) for label, name in _COLUMNS)
+        pairs = ((label, self._values.get(name)) for label, name in self._columns)
         metrics = [f"{label} {_format(value)}" for label, value in pairs if value is not None]
         self._bar.metrics = "  ".join(metrics)
         left = self._task.time_remaining
