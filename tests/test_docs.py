@@ -137,9 +137,9 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
 
         parse_and_call(wraps(getattr(function, "func", function))(stop), *given)
 
-    def parse_config_and_options(words: list[str], *given: Any) -> None:
+    def parse_config_and_options(words: list[str], *given: Any, **options: Any) -> None:
         if not any(word == "RUN" or "$" in word or ".json" in word for word in words):
-            read_run(words, *given)
+            read_run(words, *given, **options)
         raise Parsed
 
     parse_and_call, read_run = cli.parse_and_call, cli.parse_config_and_options
