@@ -179,17 +179,17 @@ class Run:
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics of your own, such as `{"own/level": 3}`, to those of the current iteration.
 
-        `finish_iteration` writes them to the log.
+        `finish_iteration` writes them to the log. A name without a slash gets `own/` before it.
 
         Raises:
-            ValueError: a value is no number, or a name is a built-in metric's or has no slash.
+            ValueError: a value is no number, or a name is a built-in metric's.
         """
         for name, value in values.items():
-            if name in METRICS or "/" not in name:
-                given = f"metric is {name!r}; expected a name that is not taken, with a slash"
+            if name in METRICS:
+                given = f"metric is {name!r}; expected a name that is not taken"
                 raise ValueError(f"{given}. Call it own/{name.rpartition('/')[-1]}")
             try:
-                self._own_metrics[name] = float(value)
+                self._own_metrics[name if "/" in name else f"own/{name}"] = float(value)
             except (TypeError, ValueError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
