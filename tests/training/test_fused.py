@@ -63,6 +63,18 @@ class Infinite(TensorCartPole):
         return obs, torch.where(self.length == 7, math.inf, reward), *others
 
 
+class Backwards(FusedCollector):
+    """Has the columns of a call in the opposite order."""
+
+    @property
+    def _names(self) -> list[str]:
+        return self._reversed
+
+    @_names.setter
+    def _names(self, names: list[str]) -> None:
+        self._reversed = names[::-1]
+
+
 def collect(
     kind: type[Collector], simulator: Any, memory: Any, value_path: ValuePath, compiled: bool,
 ) -> tuple[dict[str, Tensor], Collector, list[str]]:  # fmt: skip
@@ -130,6 +142,15 @@ def test_rollouts_equal_those_of_single_steps(
     for one, other in zip(*states, strict=True):
         assert one is other is None or torch.allclose(one.float(), other.float(), atol=1e-4)
     assert ["is compiled" in message for message in log] == [True] * compiled
+
+
+def test_columns_are_known_by_their_names() -> None:
+    one, other = (
+        collect(kind, TensorRecall, "gru", "detached", False)[0]
+        for kind in (FusedCollector, Backwards)
+    )
+    for name, values in one.items():
+        assert torch.equal(values, other[name]), name
 
 
 def test_a_wrong_number_is_named_as_the_simulators() -> None:

@@ -31,7 +31,7 @@ class FusedCollector(Collector):
         size = max(size for size in range(1, MAX_STEPS + 1) if num_steps % size == 0)
         names = ["obs", "first", "action", "log_prob", "reward", "terminated", "truncated"]
         names += ["action_mask"] if self.envs.mask_size else []
-        names += [] if self._values_deferred else ["value"]
+        self._names = names if self._values_deferred else [*names, "value"]
         call = partial(self.executor.call_compiled, self._run_steps, self.agent)
         for start in range(0, num_steps, size):
             draws = [self._blank_policy.sample_noise(self.generator) for _ in range(size)]
@@ -39,19 +39,18 @@ class FusedCollector(Collector):
             *columns, self._first, self._state = self.envs.run_steps(
                 call, [noise, self._first, self._state], size
             )
-            for name, values in zip(names, columns[: len(names)], strict=True):
+            for name, values in zip(self._names, columns[:-3], strict=True):
                 getattr(rollout, name)[:, start : start + size] = values
-            chunks.append(columns[len(names) :])
+            chunks.append(columns[-3:])
         self._obs = self.envs.obs
-        final_obs, memory, validity = zip(*chunks, strict=True)
-        if not (valid := torch.cat(validity)).all():
+        if not (valid := torch.cat([validity for *_, validity in chunks])).all():
             # A diverged network may have acted before the simulator's first wrong number.
             require_finite(policy=rollout.log_prob[:, : int(valid.int().argmin()) + 1])
             self.envs.check_numbers(valid)
-        cut = rollout.truncated.any(0).nonzero().flatten().tolist()
-        finals = {
-            t: (final_obs[t // size][:, t % size], memory[t // size][:, t % size]) for t in cut
-        }
+        finals = dict[int, tuple[Tensor, Tensor]]()
+        for t in rollout.truncated.any(0).nonzero().flatten().tolist():
+            final_obs, memory, _ = chunks[t // size]
+            finals[t] = final_obs[:, t % size], memory[:, t % size]
         truncated, ended = rollout.truncated.t(), (rollout.terminated | rollout.truncated).t()
         steps = {"reward": rollout.reward.t(), "terminated": rollout.terminated.t(), "ended": ended}
         return self._find_truncations(truncated, finals if self.bootstrap_truncation else {}), steps
@@ -62,19 +61,23 @@ class FusedCollector(Collector):
         """Act and step once for each row of `noise` `[N, B, …]`.
 
         Returns:
-            Columns of the rollout `[B, N, …]`, final observations and memory states of all steps
-            `[B, N, …]`, whether the simulator's numbers are valid `[N]`, and the next arguments.
+            Columns of the rollout `[B, N, …]` in the order of `_names`, final observations and
+            memory states of all steps `[B, N, …]`, whether the simulator's numbers are valid `[N]`,
+            and the next arguments.
         """
         rows, validity = [], []
         for draw in noise:
-            obs, *masks = state[: 1 + bool(self.envs.mask_size)]
-            output = self._policy_step(obs, first, memory, draw, *masks)
-            action, env_action, log_prob, next_memory, *values = output
+            obs, mask = state[0], state[1] if self.envs.mask_size else None
+            output = self._policy_step(obs, first, memory, draw, mask)
+            action, env_action, log_prob, memory, *values = output
             step, state = self.envs.step_from(state, env_action)
-            flags = step.terminated, step.truncated
-            columns = [obs, first, action, log_prob, step.reward, *flags, *masks, *values]
-            rows.append([*columns, step.final_obs, next_memory])
+            columns = {
+                "obs": obs, "first": first, "action": action, "action_mask": mask,
+                "log_prob": log_prob, "value": values[0] if values else None,
+                "reward": step.reward, "terminated": step.terminated, "truncated": step.truncated,
+            }  # fmt: skip
+            rows.append([*map(columns.get, self._names), step.final_obs, memory])
             validity.append(step.is_valid)
-            first, memory = flags[0] | flags[1], next_memory
+            first = step.terminated | step.truncated
         stacked = [torch.stack(column, 1) for column in zip(*rows, strict=True)]
         return (*stacked, torch.stack(validity), first, memory, *state)
