@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +19,12 @@ from phasicrl.normalize import EmaMoments
 from phasicrl.objectives import value_loss, weighted_mean
 from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets, recompute_values
 from phasicrl.returns import first_half_episode_mask
-from phasicrl.rollout import PhaseBuffer, Rollout
+from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
 from tests import test_collect
 from tests.envs.counting import PlainCounting
 from tests.envs.simulators import TensorEnvs
-from tests.helpers import rows_of, tiny, tiny_aux
+from tests.helpers import OFF, rows_of, tiny, tiny_aux
 from tests.test_collect import B, K, T, make_agent, make_collector
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -164,7 +166,7 @@ def test_rsl_rl_bootstraps_from_the_observation_before_the_last_step() -> None:
     assert not torch.allclose(rollout.value[cut], rollout.next_value[cut])
 
 
-@pytest.mark.parametrize("end", ["raw", "same step", "lost"])
+@pytest.mark.parametrize("end", ["raw", "final_obs", "lost"])
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_ppg_trains_on_a_simulator_of_tensors(tmp_path: Path, end: str, memory: str) -> None:
     config = tiny(tmp_path, aux=tiny_aux()).with_updates({"model.memory": memory})
@@ -175,6 +177,64 @@ def test_ppg_trains_on_a_simulator_of_tensors(tmp_path: Path, end: str, memory: 
     assert any("losses/aux/kl_loss" in row for row in rows)
     fractions = [row["charts/learned_fraction"] for row in rows if "charts/learned_fraction" in row]
     assert all(0.5 < fraction < 1 for fraction in fractions) and bool(fractions) == (end == "lost")
+
+
+class Rubbish(TensorEnvs):
+    """Loses final observations, and pays anything in the steps that led to them."""
+
+    def __init__(self, num_envs: int, paid: float) -> None:
+        super().__init__(PlainCounting, num_envs, "lost")
+        self._paid = paid
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        cut = truncated & ~terminated
+        return obs, torch.where(cut, self._paid, reward), terminated, truncated, info
+
+
+@pytest.mark.parametrize("aux", [OFF, tiny_aux()], ids=["PPO", "PPG"])
+@pytest.mark.parametrize("norm", ["batch", "minibatch"])
+def test_what_is_unknown_moves_no_weight_with_an_averaged_policy(
+    tmp_path: Path, aux: AuxConfig, norm: str
+) -> None:
+    config = tiny(tmp_path, aux=aux).with_updates({
+        "ppo.proximal_decay": 0.8, "ppo.policy_epochs": 2, "ppo.value_epochs": 2,
+        "ppo.kl_penalty": 0.5, "ppo.kl_estimate": "exact", "ppo.schedule": "adaptive_kl",
+        "ppo.recompute_advantages": True, "ppo.advantage_norm": norm, "reward_norm.per": "none",
+    })  # fmt: skip
+    start, *trained = (
+        phasicrl.train(each, make_vector_env=partial(Rubbish, paid=paid)).agent.state_dict()
+        for each, paid in (
+            (dataclasses.replace(config, total_env_steps=32), 0),
+            (config, 0),
+            (config, 1e6),
+        )
+    )
+    for name, weights in trained[0].items():
+        assert torch.equal(weights, trained[1][name]), name
+    assert any(not torch.equal(weights, start[name]) for name, weights in trained[0].items())
+
+
+def test_all_known_steps_of_a_phase_count_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its rollouts have unequally many."""
+    weights, compute = list[Tensor](), AuxiliaryLoss.__call__
+
+    def record(loss: AuxiliaryLoss, samples: AuxiliarySamples, *others: Tensor) -> Any:
+        assert samples.weight is not None
+        weights.append(samples.weight.flatten())
+        return compute(loss, samples, *others)
+
+    monkeypatch.setattr(AuxiliaryLoss, "__call__", record)
+    sizes = {"ppo.num_steps": 6, "total_env_steps": 72}
+    config = tiny(tmp_path, aux=tiny_aux(epochs=1)).with_updates(sizes)
+    run = phasicrl.train(config, make_vector_env=partial(Rubbish, paid=0))
+    fractions = [row["charts/learned_fraction"] for row in run.files.metrics()][:2]
+    assert len(set(fractions)) == 2
+    weight = torch.cat(weights)
+    assert weight.unique().tolist() == pytest.approx([0, 2 / sum(fractions)])
+    assert float(weight.mean()) == pytest.approx(1)
 
 
 def test_whole_episodes_leave_out_unknown_steps_too() -> None:

@@ -104,8 +104,7 @@ class Collector:
             # Without its final observation, a truncated episode ends one step earlier, at the last
             # observation that is known, and its last step is not trained on.
             if rollout.weight is not None:
-                known = (~rollout.truncated).float()
-                rollout.weight.copy_(known / gather(known).mean())
+                rollout.weight.copy_(~rollout.truncated)
                 rollout.truncated[:, :-1] = rollout.truncated[:, :-1] | rollout.truncated[:, 1:]
         with self.executor.world.sync_errors("a rollout"):
             require_finite(

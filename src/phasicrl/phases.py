@@ -216,10 +216,8 @@ def compute_targets(
         record["losses/explained_variance"] = returns.explained_variance(*values_and_targets)
     # Normalize Â by running moments or over the batch; minibatches are normalized later.
     if moments is not None:
-        if mask is None:
-            moments.update(advantage, world)
-        else:
-            moments.update(world.all_gather_cat(advantage)[mask])
+        gathered = world.all_gather_cat(advantage)
+        moments.update(gathered if mask is None else gathered[mask])
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
@@ -499,6 +497,9 @@ def auxiliary_phase(
     num_iterations = aux.iterations_per_epoch or aux.every
     last = num_iterations if aux.iterations_from == "last" else None
     samples = buffer.auxiliary_samples(progress.old_dist_params, num_last=last)
+    if samples.weight is not None:  # with a mean of 1 over the phase
+        mean = executor.world.all_gather_cat(samples.weight).mean()
+        samples = dataclasses.replace(samples, weight=samples.weight / mean)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
     unit = learner.config.get_minibatch_unit(aux)

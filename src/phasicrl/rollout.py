@@ -174,9 +174,9 @@ class Rollout(_Tensors):
         value_target: value targets V̂, filled in by `compute_targets`, or recomputed since.
         reward_scale: divisor of the rewards that the collected `value` and `next_value` were
             trained on, equal in all environments; 0 if unknown.
-        weight: 0 where an episode was cut and its final observation is unknown, else equal, with a
-            mean of 1; None if final observations are known. `truncated` is then also true one step
-            earlier, where such an episode ends for the returns.
+        weight: 0 where an episode was cut and its final observation is unknown, else 1; None if
+            final observations are known. `truncated` is then also true one step earlier, where such
+            an episode ends for the returns.
     """
 
     obs: Shaped[Tensor, "B T *shape"]
