@@ -11,7 +11,8 @@ repeated.
 
 from __future__ import annotations
 
-import runpy
+import importlib
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -25,7 +26,7 @@ from phasicrl import get_preset, train
 from phasicrl.lab.experiments import trials
 from phasicrl.system.provenance import find_commit
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 COLUMNS = ("task", "algorithm", "seed", "env_steps", "return_100", "commit")
 RECALL: dict[str, Any] = {
     "env.num_envs": 64, "model.memory": "lstm", "ppo.num_steps": 32, "total_env_steps": 65_536,
@@ -51,7 +52,7 @@ def train_once(trial: trials.Trial) -> list[trials.Row]:
         means[run.env_steps] = round(run.collector.episodes.recent_mean_return, 3)
 
     with tempfile.TemporaryDirectory() as folder:
-        simulator = runpy.run_path(str(EXAMPLES / f"{file}.py"))[kind]
+        simulator = getattr(importlib.import_module(file), kind)
         config = trial.config.with_updates({"output_dir": folder})
         train(config, make_vector_env=simulator, callbacks=note_return)
     commit = find_commit() or "unknown"

@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import tyro
@@ -142,9 +144,27 @@ def test_time_limits(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Mon
     assert found == [{"limit", "both"}, {arm}, {"101", "102"}]
 
 
+def record_simulators(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The classes that the program trains on."""
+    kinds, train = list[type](), script.train
+
+    def record(config: Any, make_vector_env: type, **others: Any) -> Any:
+        kinds.append(make_vector_env)
+        return train(config, make_vector_env=make_vector_env, **others)
+
+    monkeypatch.setattr(script, "train", record)
+    return kinds
+
+
+def assert_importable(kinds: list[type]) -> None:
+    """`torch.compile` finds methods of a class by its module."""
+    assert kinds
+    assert all(getattr(sys.modules[each.__module__], each.__name__) is each for each in kinds)
+
+
 @long
 def test_simulators(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = ("CartPole", "PPO")
+    kinds, arm = record_simulators(script, monkeypatch), ("CartPole", "PPO")
     file, kind, preset, _ = script.ARMS[arm]
     monkeypatch.setattr(script, "ARMS", {arm: (file, kind, preset, {"total_env_steps": 2048})})
     figure = tmp_path / "curves.png"
@@ -154,12 +174,17 @@ def test_simulators(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     assert max(int(row["env_steps"]) for row in rows) == 2048 and figure.stat().st_size
     run(script, tmp_path / "simulators.csv", "--seeds", "2")  # adds nothing
     assert rows_of(tmp_path / "simulators.csv") == rows
+    assert_importable(kinds)
 
 
 @long
-def test_steps_per_call(script: ModuleType, tmp_path: Path) -> None:
+def test_steps_per_call(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = record_simulators(script, monkeypatch)
     run(script, tmp_path / "steps.csv", "--rounds", "1", "--sizes", "1", "2", "--num-envs", "4")
     assert columns(tmp_path / "steps.csv", "num_envs", "steps_per_call") == [{"4"}, {"1", "2"}]
+    assert_importable(kinds)
 
 
 @long
