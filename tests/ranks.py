@@ -23,6 +23,8 @@ from phasicrl.config import Config
 from phasicrl.rollout import PolicySamples, Samples
 from phasicrl.training.run import Run
 from tests import golden
+from tests.envs.counting import PlainCounting
+from tests.envs.simulators import TensorEnvs
 
 _SERVER = multiprocessing.get_context("forkserver")
 _STORES: list[dist.TCPStore] = []
@@ -123,9 +125,17 @@ REMEMBERING = {f"{name}-lstm": name for name in ("ppo-masks", "ppg-masks")}
 """Further runs: golden ones, with a memory."""
 
 
+LOST = {"ppo-averaged-lost": "ppo-averaged", "ppg-lost": "ppg-separate"}
+"""Further runs: golden ones, in a simulator that loses final observations."""
+
+
+def make_lost(num_envs: int) -> TensorEnvs:
+    return TensorEnvs(PlainCounting, num_envs, "lost")
+
+
 def case(folder: Path, name: str) -> golden.Case:
     """Configuration and environment of one of the runs."""
-    config, make_env = golden.runs(folder)[REMEMBERING.get(name, name)]
+    config, make_env = golden.runs(folder)[(REMEMBERING | LOST).get(name, name)]
     if name in REMEMBERING:
         config = config.with_updates({"model.memory": "lstm", "model.memory_size": 6})
     return config, make_env
@@ -149,7 +159,8 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
         rows.append({key: x for key, x in record.items() if not key.startswith("time/")})
 
     with same_minibatches(config, processes, rank):
-        run = train(config, make_env=make_env, callbacks=keep)
+        envs = {"make_vector_env": make_lost} if name in LOST else {"make_env": make_env}
+        run = train(config, callbacks=keep, **envs)
     weights = {key: x.flatten().tolist() for key, x in run.agent.state_dict().items()}
     return {"rows": rows, "weights": weights}
 

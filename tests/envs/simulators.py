@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from tests.envs.counting import PlainCounting
 class TensorEnvs:
     """Steps environments one by one, and hands over views of its own memory, on the CPU.
 
-    `end` is "raw" (`reset_rows`), "same step" (`final_obs`) or "lost".
+    `end` is "raw" (`reset_rows`), the name of final observations in `info`, or "lost".
     """
 
     device = "cpu"
@@ -59,8 +60,8 @@ class TensorEnvs:
         info = {}
         ended = self._flags.any(0)
         if self._end != "raw":
-            if self._end == "same step" and ended.any():
-                info["final_obs"] = self._tensors(1)
+            if self._end != "lost" and ended.any():
+                info[self._end] = self._tensors(1)
             for index in np.flatnonzero(ended):
                 self._reset_one(int(index))
         obs, info = self._hand_over(info)
@@ -97,6 +98,26 @@ class TensorEnvs:
 
     def _copy(self, obs: Any) -> Any:
         return map_leaves(self.single_observation_space, np.array, obs)
+
+
+class RslRlEnvs:
+    """rsl_rl's `VecEnv`, which resets itself first, with Isaac Lab's final observations."""
+
+    device, num_actions, cfg = "cpu", 1, SimpleNamespace(compute_final_obs=True)
+
+    def __init__(self, kind: type[gym.Env[Any, Any]], num_envs: int, end: str) -> None:
+        self.num_envs, self._envs = num_envs, TensorEnvs(kind, num_envs, end)
+        self._obs, _ = self._envs.reset(seed=int(torch.randint(1000, ())))
+
+    def get_observations(self) -> dict[str, Tensor]:
+        return {"policy": self._obs}
+
+    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+        choice = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._obs, reward, terminated, truncated, info = self._envs.step(choice)
+        final = {name: {"policy": obs} for name, obs in info.items()}
+        dones = (terminated | truncated).long()
+        return self.get_observations(), reward, dones, {"time_outs": truncated} | final
 
 
 class RestoredEnvs(TensorEnvs):

@@ -24,7 +24,7 @@ from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices
 from tests.envs import counting
 from tests.envs.acting import draw_action
 from tests.envs.mjlab_tasks import SHORT, register_mjlab_tasks
-from tests.envs.simulators import RestoredEnvs, TensorEnvs
+from tests.envs.simulators import RestoredEnvs, RslRlEnvs, TensorEnvs
 from tests.helpers import assert_same, differences, skip_without_envpool
 
 B = 3
@@ -64,12 +64,14 @@ CUSTOM_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], str, bool]] = {
     "vector, next step, masked": (counting.MaskedInFlatInfo, "NextStep", True),
 }
 """Custom vector environments: kind, autoreset mode, and whether they copy observations."""
-TENSORS: dict[str, tuple[type[TensorEnvs], type[gym.Env[Any, Any]], str]] = {
+TENSORS: dict[str, tuple[Any, type[gym.Env[Any, Any]], str]] = {
     "tensors, raw": (RestoredEnvs, counting.Counting, "raw"),
     "tensors, raw, structured": (TensorEnvs, counting.Structured, "raw"),
     "tensors, raw, masked": (TensorEnvs, counting.MaskedInFlatInfo, "raw"),
-    "tensors, same step": (TensorEnvs, counting.Counting, "same step"),
-    "tensors, same step, masked": (TensorEnvs, counting.MaskedInFlatInfo, "same step"),
+    "tensors, same step": (TensorEnvs, counting.Counting, "final_obs"),
+    "tensors, same step, masked": (TensorEnvs, counting.MaskedInFlatInfo, "final_obs"),
+    "tensors, as ManiSkill": (TensorEnvs, counting.Counting, "final_observation"),
+    "rsl_rl": (RslRlEnvs, counting.Counting, "final_obs"),
 }
 """Simulators: class, kind of the environments, and how the end of an episode is handed over."""
 

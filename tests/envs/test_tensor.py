@@ -88,7 +88,7 @@ def test_a_mask_that_allows_nothing_is_found() -> None:
             info["action_mask"][1, 4:] = False
             return *others, info
 
-    envs = make(Blocked(counting.MaskedInFlatInfo, 2, "same step"))
+    envs = make(Blocked(counting.MaskedInFlatInfo, 2, "final_obs"))
     envs.reset()
     with pytest.raises(EnvError, match="mask that allows nothing"):
         assert envs.action_mask is not None
@@ -102,7 +102,7 @@ def test_the_end_of_an_episode_has_to_be_handed_over() -> None:
             *others, _ = super().step(action)
             return *others, {}
 
-    envs = make(Silent(counting.Counting, 2, "same step"))
+    envs = make(Silent(counting.Counting, 2, "final_obs"))
     envs.reset()
     with pytest.raises(EnvError, match=r"final_obs.*reset_rows.*has_final_obs"):
         for _ in range(5):
