@@ -73,8 +73,8 @@ def test_tensor_examples_step_as_gymnasium_does(name: str, kind: str, env_id: st
         for index, state in enumerate(before.double().numpy()):
             env.state, env.steps_beyond_terminated = state, None  # type: ignore[attr-defined]
             expected = env.step(action[index].numpy())
-            assert obs[index].numpy() == pytest.approx(expected[0], abs=2e-6)
-            assert reward[index].item() == pytest.approx(expected[1], abs=1e-5)
+            assert obs[index].numpy() == pytest.approx(expected[0], rel=1e-6, abs=1e-6)
+            assert reward[index].item() == pytest.approx(expected[1], rel=1e-6, abs=1e-6)
             assert terminated[index].item() == expected[2]
         ended = terminated | truncated
         ends += int(ended.sum())
