@@ -159,8 +159,11 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
         rows.append({key: x for key, x in record.items() if not key.startswith("time/")})
 
     with same_minibatches(config, processes, rank):
-        envs = {"make_vector_env": make_lost} if name in LOST else {"make_env": make_env}
-        run = train(config, callbacks=keep, **envs)
+        lost = name in LOST
+        run = train(
+            config, callbacks=keep, make_env=None if lost else make_env,
+            make_vector_env=make_lost if lost else None,
+        )  # fmt: skip
     weights = {key: x.flatten().tolist() for key, x in run.agent.state_dict().items()}
     return {"rows": rows, "weights": weights}
 

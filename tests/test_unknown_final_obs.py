@@ -21,10 +21,11 @@ from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets, rec
 from phasicrl.returns import first_half_episode_mask
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.training.build import start_run
 from tests import test_collect
 from tests.envs.counting import PlainCounting
 from tests.envs.simulators import TensorEnvs
-from tests.helpers import OFF, rows_of, tiny, tiny_aux
+from tests.helpers import OFF, corridor, rows_of, tiny, tiny_aux
 from tests.test_collect import B, K, T, make_agent, make_collector
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -164,6 +165,15 @@ def test_rsl_rl_bootstraps_from_the_observation_before_the_last_step() -> None:
     assert cut.any() and done.any()
     assert torch.allclose(rollout.value_target, expected)
     assert not torch.allclose(rollout.value[cut], rollout.next_value[cut])
+
+
+def test_rsl_rls_value_comes_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value, count in (("rsl_rl", 1), ("final_obs", 0)):
+        changes = {"log.console": "plain", "ppo.truncation_value": value}
+        start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).close()
+        assert capsys.readouterr().out.count("ppo.truncation_value") == count
 
 
 @pytest.mark.parametrize("end", ["raw", "final_obs", "lost"])

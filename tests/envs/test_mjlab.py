@@ -1,5 +1,7 @@
 """mjlab: true final observations, untouched rows, and generators."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import random
@@ -85,6 +87,27 @@ def test_the_end_of_a_finite_horizon_is_a_termination() -> None:
     for time in range(LIMIT):
         step = envs.step(push(time))
     assert step.terminated.tolist() == [True, False, True] and not step.truncated.any()
+
+
+def test_the_interface_of_rsl_rl_is_read_from_its_tensordicts() -> None:
+    from mjlab.envs import ManagerBasedRlEnv
+    from mjlab.rl import RslRlVecEnvWrapper
+    from mjlab.tasks.registry import load_env_cfg
+
+    def make_vector_env(num_envs: int) -> RslRlVecEnvWrapper:
+        cfg = load_env_cfg(SHORT)
+        cfg.scene.num_envs = num_envs
+        return RslRlVecEnvWrapper(ManagerBasedRlEnv(cfg, "cpu"))
+
+    config = EnvConfig(id="rsl_rl", num_envs=B)
+    envs: Any = make_envs(config, seed=1, make_vector_env=make_vector_env)
+    assert envs.observation_space.keys() == make(SHORT).observation_space.keys()
+    envs.reset()
+    for time in range(LIMIT):
+        step = envs.step(push(time))
+        assert step.terminated.tolist() == [False, time == FALL - 1, False]
+        assert step.final_obs is None
+    assert step.truncated.tolist() == [True, False, True]
 
 
 def test_no_generator_of_the_trainer_is_touched() -> None:

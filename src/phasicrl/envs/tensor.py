@@ -80,7 +80,7 @@ class TensorVectorEnv:
     """`VectorEnv` over a simulator.
 
     PyTorch's global generators have a state of their own in its calls, so that neither side changes
-    the other's random numbers.
+    the other's random numbers. Only in `run_steps` networks draw from that state, too, for dropout.
 
     Attributes:
         obs: current observations `[B, …]`; None before the first reset.
