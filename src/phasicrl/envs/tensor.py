@@ -101,11 +101,9 @@ class TensorVectorEnv:
         self._simulator: Any = simulator
         self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        has_state = hasattr(simulator, "get_state")
-        self.exact_state: ExactState = "snapshot" if has_state else "none"
-        self.is_pure = bool(
-            has_state and self.has_final_obs and getattr(simulator, "is_pure", False)
-        )
+        self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
+        is_known = self.has_final_obs and self.exact_state == "snapshot"
+        self.is_pure: bool = is_known and getattr(simulator, "is_pure", False)
         spaces = simulator.single_observation_space, simulator.single_action_space
         properties = make_env_properties(name, *spaces)
         self.observation_space = properties.observation_space
