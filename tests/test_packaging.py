@@ -26,7 +26,7 @@ LIMITS = {
     "lab": 3_599,
     "reading path": 1_150,
     "largest file": 489,
-    "tests": 19_601,
+    "tests": 19_603,
 }
 
 OPTIONAL_PACKAGES = {
