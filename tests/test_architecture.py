@@ -110,7 +110,7 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: Levels PolicyKind format_value parse_env_module require_imported_modules
+phasicrl.config: Levels PolicyKind format_value require_imported_modules
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.make: episode_limit find_maker make_envs
 phasicrl.envs.protocol: TIME_LIMIT

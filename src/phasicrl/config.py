@@ -713,6 +713,12 @@ class Config(_Group):
         return auto if group.minibatch_by == "auto" else group.minibatch_by
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules that a run imports: `imports`, and that of an id `gymnasium:module:Id`."""
+        in_id = re.match(r"gymnasium:(.+):", self.env.id)
+        return self.imports + (in_id.groups() if in_id else ())
+
+    @property
     def batch_size(self) -> int:
         """Number of environment steps in a rollout over all environments, N = B·T."""
         return self.env.num_envs * self.ppo.num_steps
@@ -870,20 +876,14 @@ def format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def parse_env_module(env_id: str) -> str:
-    """Return the name of the module in an id `gymnasium:module:Id`; empty for other ids."""
-    back_end, _, name = env_id.partition(":")
-    return name.rpartition(":")[0] if back_end == "gymnasium" else ""
-
-
 def require_imported_modules(config: Config) -> None:
     """Check that the user has imported all modules that a configuration from a file imports.
 
     Raises:
         ValueError: a module of `imports` or `env.id` has not been imported.
     """
-    for module in (*config.imports, parse_env_module(config.env.id)):
-        if module and module not in sys.modules:
+    for module in config.modules:
+        if module not in sys.modules:
             raise ValueError(
                 f"the configuration imports the module {module}; expected one that is imported "
                 f"already. If you trust it, import it first, or add --import {module}"

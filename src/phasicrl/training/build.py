@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Schedule, parse_env_module
+from phasicrl.config import Config, Schedule
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 from phasicrl.envs.checks import CLIP_REMEDY, MakeEnv
 from phasicrl.envs.make import make_envs
@@ -88,7 +88,7 @@ def start_run(
         ValueError: the configuration cannot work.
     """
     objects = fill_user_objects_with_none(user)
-    for module in filter(None, (*config.imports, parse_env_module(config.env.id))):
+    for module in config.modules:
         import_module(module)
     runs = RunDirectory.find_runs(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:

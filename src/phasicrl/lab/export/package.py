@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phasicrl import Config, evaluate
-from phasicrl.config import parse_env_module
 from phasicrl.config_io import write_json
 from phasicrl.lab.analysis.curves import Task, get_task
 from phasicrl.lab.experiments.trials import RETURN
@@ -182,8 +181,7 @@ def format_model_card(
         for each in reports
     ]
     own = {name: x for name, x in (card.get("own") or {}).items() if name.startswith("make_")}
-    modules = (*config.imports, parse_env_module(config.env.id))
-    flags = "".join(f" --import {module}" for module in modules if module)
+    flags = "".join(f" --import {module}" for module in config.modules)
     flags += f" --make-env {own['make_env']}" if "make_env" in own else ""
     commands = [f"phasicrl evaluate .{flags}", f"phasicrl train --from config.json{flags}"]
     if own.keys() - {"make_env"} or "__main__" in flags:
