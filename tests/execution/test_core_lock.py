@@ -77,12 +77,16 @@ def test_a_run_stopped_in_its_turn_delays_others_two_seconds_of_every_thirty(
         assert seconds(third) > TIMEOUT_SECONDS, "and others wait for it"
 
 
-def test_without_a_folder_no_run_waits(tmp_path: Path, clock: Clock) -> None:
+def test_without_a_folder_of_its_user_no_run_waits(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
-    first, second = CoreLock(tmp_path / "file"), CoreLock(tmp_path / "file")
-    start = clock.now
-    with first.take_turn(), second.take_turn():
-        assert clock.now == start
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    for folder in (tmp_path / "file", tmp_path):
+        first, second = CoreLock(folder), CoreLock(folder)
+        start = clock.now
+        with first.take_turn(), second.take_turn():
+            assert clock.now == start
 
 
 def test_a_run_takes_turns_if_its_plan_says_so() -> None:

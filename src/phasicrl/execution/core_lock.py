@@ -41,20 +41,22 @@ class CoreLock:
     def take_turn(self) -> Iterator[None]:
         """Wait for the turn of this run to compute on its cores, and hold it until the block ends.
 
-        After 2 s of waiting, or where files cannot be locked, the block runs without a turn; for
-        the next 30 s blocks do not wait.
+        After 2 s of waiting, or where files cannot be locked or are another user's, the block runs
+        without a turn; for the next 30 s blocks do not wait.
         """
         start = time.monotonic()
         deadline = start + TIMEOUT_SECONDS if start >= self._retry_at else start
         with ExitStack() as files:
             try:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
+                if self._folder.lstat().st_uid != os.getuid():
+                    raise PermissionError("its name is known, and another user made it")
                 with (self._folder / f"{self._cores}.next").open("a") as following:
                     _lock(following, deadline)
                     now = files.enter_context((self._folder / f"{self._cores}.now").open("a"))
                     _lock(now, deadline)
                 self._retry_at = 0.0
-            except OSError:  # timed out, or a file system without locks: compute without a turn
+            except OSError:  # timed out, no locks, or another user's: compute without a turn
                 if deadline > start:
                     self._retry_at = deadline + RETRY_SECONDS
             yield
