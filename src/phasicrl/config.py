@@ -25,7 +25,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from phasicrl import config_io
 from phasicrl.config_io import ConfigError, convert, get_types, suggest_name
 
-Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
 Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu", "elu"]
@@ -164,7 +163,7 @@ class ModelConfig(_Group):
     `detached`: one network, without the value gradient (OPPG).
     `shared_in_aux`: one network, with the value gradient in the auxiliary phase only (PPG paper).
     `shared`: one network, with the value gradient in both phases."""
-    encoder: Encoder = "impala"
+    encoder: Literal["impala", "nature", "mlp"] = "impala"
     """Network from observations to features.
     `impala`: residual convolutions (Espeholt et al. 2018).
     `nature`: three convolutions (Mnih et al. 2015).

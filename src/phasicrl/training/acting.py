@@ -19,13 +19,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.spaces import (
-    ActionLayout,
-    ObservationLayout,
-    count_choices,
-    get_part,
-    map_leaves,
-)
+from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices, get_part, map_leaves
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
 from phasicrl.training.evaluation import AgentInput, choose_actions
