@@ -254,9 +254,13 @@ def test_custom_heads_feed_the_distribution_and_the_values(value_path: ValuePath
          r"'value'.* fails on inputs of shape \(2, 1, 8\); .*\(2, 1, 1\): RuntimeError"),
         ({"make_head": make_head, "value_norm": ValueNormConfig(statistics="ema")},
          r"value_norm\.statistics is ema; expected none"),
+        ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
+        ({"model": {"encoder": "impala"}}, "model.encoder is impala"),
+        ({"model": {"policy_obs": ("actor",)}}, r"policy_obs .*actor; expected keys"),
+        ({"space": TREE, "model": {"value_obs": ("legs", "arms")}}, "value_obs have legs, arms"),
     ],
 )  # fmt: skip
-def test_custom_networks_of_other_shapes_are_refused_with_both(
+def test_networks_and_spaces_that_do_not_fit_are_refused(
     arguments: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ValueError, match=match):
@@ -293,20 +297,6 @@ def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     assert len(evaluate(run.directory, episodes=2, **given)) == 2
     with pytest.raises(ValueError, match=r"was trained with make_head=.*expected the same head"):
         evaluate(run.directory, make_env=Corridor)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
-        ({"model": {"encoder": "impala"}}, "model.encoder is impala"),
-        ({"model": {"policy_obs": ("actor",)}}, r"policy_obs .*actor; expected keys"),
-        ({"space": TREE, "model": {"value_obs": ("legs", "arms")}}, "value_obs have legs, arms"),
-    ],
-)
-def test_spaces_that_do_not_fit_are_refused(arguments: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make_agent(**arguments)
 
 
 class Groups(gym.Env[Any, Any]):
