@@ -278,3 +278,12 @@ def test_a_script_without_a_main_guard_gets_the_remedy(tmp_path: Path) -> None:
     result = run(tmp_path, UNGUARDED)
     assert "ProcessLostError: mine: processes did not start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr
+
+
+def test_a_temporary_folder_with_a_long_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / ("x" * 99)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    stderr = run(tmp_path, UNGUARDED).stderr
+    assert "Set TMPDIR" in stderr and "make_env" not in stderr.rpartition("Error: ")[2]

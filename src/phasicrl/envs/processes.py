@@ -43,8 +43,11 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             super().__init__(calls, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
             _kill(getattr(self, "processes", ()))
-            text = f"{name}: processes did not start ({error!r}). Put the code of your script under"
-            text += " `if __name__ == '__main__':`, and use a make_env that can be pickled"
+            remedy = "Put the code of your script under `if __name__ == '__main__':`, and use a"
+            remedy += " make_env that can be pickled"
+            if "AF_UNIX" in str(error):
+                remedy = "Set TMPDIR to a folder with a shorter path"
+            text = f"{name}: processes did not start ({error!r}). {remedy}"
             raise ProcessLostError(text) from error
         # Must run before multiprocessing's clean-up, which sends SIGTERM and waits forever.
         Finalize(self, _kill, (self.processes,), exitpriority=10)
