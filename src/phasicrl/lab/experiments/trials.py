@@ -280,11 +280,8 @@ def make_trial_config(
         threads: number of threads of the run and of EnvPool; None: chosen for this machine.
     """
     changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
-    if threads is not None:
-        if not config.compute.device.startswith("cuda"):  # else it has no effect, and is refused
-            changes["compute.num_threads"] = threads
-        if not config.env.id.startswith("gymnasium:"):
-            changes["env.num_threads"] = threads
+    if threads is not None:  # without effect on a GPU, and for Gymnasium's environments
+        changes |= {"compute.num_threads": threads, "env.num_threads": threads}
     # Without options at their defaults, so that a version with more options finds its runs.
     usual = Config().identity()
     changed = {path: value for path, value in config.identity().items() if value != usual.get(path)}
