@@ -280,9 +280,7 @@ def test_a_script_without_a_main_guard_gets_the_remedy(tmp_path: Path) -> None:
     assert "if __name__ == '__main__':" in result.stderr
 
 
-def test_a_temporary_folder_with_a_long_path_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_tmpdir_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / ("x" * 99)).mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     stderr = run(tmp_path, UNGUARDED).stderr

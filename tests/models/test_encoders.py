@@ -15,6 +15,7 @@ from torch.nn import functional
 from phasicrl.config import ModelConfig
 from phasicrl.models import encoders
 from phasicrl.models.encoders import ImpalaCNN, NatureCNN, build_encoder
+from tests.models.test_init import layers_of
 
 SMALL = {"channels": (4, 6), "blocks": 2, "hidden_sizes": (10,)}
 
@@ -41,10 +42,6 @@ def images(number: int, *shape: int) -> Tensor:
 
 def num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def layers_of(module: nn.Module, kind: type[Any]) -> list[Any]:
-    return [layer for layer in module.modules() if isinstance(layer, kind)]
 
 
 def test_impala_has_the_shapes_and_the_parameters_of_the_source() -> None:
