@@ -283,5 +283,4 @@ def test_a_script_without_a_main_guard_gets_the_remedy(tmp_path: Path) -> None:
 def test_a_long_tmpdir_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / ("x" * 99)).mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    stderr = run(tmp_path, UNGUARDED).stderr
-    assert "Set TMPDIR" in stderr and "make_env" not in stderr.rpartition("Error: ")[2]
+    assert "Set TMPDIR" in run(tmp_path, UNGUARDED).stderr

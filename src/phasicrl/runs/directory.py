@@ -55,7 +55,8 @@ def fill_user_objects_with_none(
     return {**dict.fromkeys(names), **given}
 
 
-_CARD_TYPES = {"own": dict, "spaces": dict, "resumed": list, "run": str, "env_steps": int}
+_CARD_TYPES: dict[str, type[Any]] = {"run": str, "env_steps": int, "resumed": list, "command": list}
+_CARD_TYPES |= dict.fromkeys(("own", "spaces", "machine", "versions"), dict)
 """Types of the entries of `card.json` that are read again."""
 _MUTABLE_OPTIONS = (*EXECUTION_OPTIONS, "stop_at_return")
 """Path prefixes of options that may change when a run is resumed."""
@@ -371,12 +372,13 @@ def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
 
 
 def _read_row(line: str) -> dict[str, Any] | None:
-    """Parse a row of metrics; return None if it is incomplete."""
+    """Parse a row of metrics; return None if it is incomplete, or if values are not numbers."""
     try:
         row = json.loads(line)
-    except ValueError:
+        is_valid = all(x is None or abs(x) < 1e308 for x in row.values())
+        return row if is_valid and row["env_steps"] >= 0 <= row["iteration"] else None
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    return row if isinstance(row, dict) and {"env_steps", "iteration"} <= {*row} else None
 
 
 def _stem(config: Config) -> str:

@@ -169,7 +169,7 @@ def restore_run(
             run.write_card()
         try:
             run.load_state_dict(*part, same_episodes=not remark)
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"the checkpoint does not fit {directory}/config.json"
             raise ValueError(f"{text}: {error}. Restore the file") from None
         run.take_snapshot()

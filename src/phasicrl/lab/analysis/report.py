@@ -144,8 +144,9 @@ class _ReportedRun:
         """Commit, device, command, machine and versions of the run."""
         card = self.files.card
         known = {name: card.get(name) for name in ("commit", "device", "environment")}
-        command = " ".join(map(str, card.get("command", [])))
-        known |= {"command": command, **card.get("machine", {}), **card.get("versions", {})}
+        command = " ".join(map(str, card.get("command") or []))
+        parts = [card.get(name) or {} for name in ("machine", "versions")]
+        known |= {"command": command, **parts[0], **parts[1]}
         return {name: str(value) for name, value in known.items() if value}
 
     @property
