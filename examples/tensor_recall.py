@@ -26,8 +26,7 @@ class TensorRecall:
 
     def reset_rows(self, ended: Tensor) -> tuple[Tensor, dict]:
         """Reset the environments where `ended` `[B]` is true."""
-        cue = torch.randint(1, 3, self.cue.shape, device=self.device)
-        self.cue = torch.where(ended, cue, self.cue)
+        self.cue = torch.where(ended, torch.randint_like(self.cue, 1, 3), self.cue)
         self.time = torch.where(ended, 0, self.time)
         return self._observe()
 
@@ -44,7 +43,6 @@ class TensorRecall:
         return {"cue": self.cue, "time": self.time}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the result of `get_state`."""
         self.cue, self.time = state["cue"], state["time"]
 
     def _observe(self) -> tuple[Tensor, dict]:
@@ -56,9 +54,7 @@ class TensorRecall:
 
 
 if __name__ == "__main__":
-    config = get_preset("cartpole-ppo").with_updates({
-        "env.id": "tensor-recall", "env.num_envs": 64, "model.memory": "lstm",
-        "ppo.num_steps": 32, "ppo.minibatch_by": "segments", "total_env_steps": 40_000,
-    })  # fmt: skip
-    run = train(config, make_vector_env=TensorRecall)
+    options = {"env.id": "tensor-recall", "env.num_envs": 64, "model.memory": "lstm"}
+    options |= {"ppo.num_steps": 32, "total_env_steps": 40_000}
+    run = train(get_preset("cartpole-ppo").with_updates(options), make_vector_env=TensorRecall)
     print(f"return {run.collector.episodes.recent_mean_return:.2f} after {run.env_steps:,} steps")
