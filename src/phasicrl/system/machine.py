@@ -55,12 +55,16 @@ def processor() -> str:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of required packages; None for a missing package."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("phasicrl", "torch", "numpy", "gymnasium", "envpool"):
-        found[package] = None
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+    packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
+    return {"python": platform.python_version()} | {x: package_version(x) for x in packages}
+
+
+def package_version(package: str) -> str | None:
+    """Return the installed version of a package; None if the package is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def import_optional(name: str, message: str, extra: str = "lab") -> Any:
