@@ -2,13 +2,13 @@
 
 Kind: effects (reads files).
 
-`python -m tools.reference_tables` makes the package's tables from the sources' files.
+`python -m tools.reference_tables` makes the package's tables of curves from the sources' files; the
+tables of single numbers are written by hand.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import re
 import warnings
 from collections import defaultdict
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).with_name("published")
 (in training; 0 is all), step, episodic_return. Distribution and num_levels are empty outside
 Procgen."""
 
-REFERENCES = tuple(sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.csv.gz")))
+REFERENCES = tuple(sorted(path.stem for path in FOLDER.glob("*.csv")))
 """Names and sources:
 
 - ppg-paper: PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of the PPG
@@ -43,7 +43,8 @@ REFERENCES = tuple(sorted(path.name.partition(".")[0] for path in FOLDER.glob("*
 - tianshou: PPO of Tianshou on MuJoCo (thu-ml/tianshou, examples/mujoco/README.md): means of ten
   seeds, on versions v1 to v3 of the tasks.
 - slm-lab: PPO of SLM-Lab (kengz/SLM-Lab at 96be3938, docs/BENCHMARKS.md): means of four sessions in
-  training; of Atari the best of three λ for each game.
+  training; of Atari the best of three λ for each game. Without InvertedPendulum, for which it has
+  two budgets.
 - cleanrl: PPO of CleanRL (vwxyzjn/cleanrl at fe8d8a03, docs/benchmark/ppo.md and others): three
   seeds.
 """
@@ -169,7 +170,7 @@ def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np
 
 def _read_table(name: str) -> list[dict[str, str]]:
     """Read the table of a reference of the package."""
-    with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
