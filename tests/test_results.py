@@ -105,8 +105,8 @@ def test_an_arrow_needs_all_seeds_apart_and_enough_of_them(
         folder.mkdir()
         monkeypatch.setattr(result_tables, "RESULTS", folder)
         write(folder, f"suites/{suite}-small", COLUMNS_OF_SUITE, *rows)
-        table = result_tables.suite(suite).splitlines()[2:]
-        assert ["".join(c for c in line if c in "↑↓") for line in table] == arrows
+        _, *table = result_tables.suite(suite)
+        assert ["".join(c for c in str(cells) if c in "↑↓") for _, cells in table] == arrows
 
 
 def test_equal_runs_of_two_suites_are_one_arm_with_the_seeds_of_both(
@@ -174,7 +174,7 @@ def test_a_preset_says_how_it_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_p
         f"cartpole-ppo,{seed},100,{value}" for seed, value in ((101, 500), (102, 100), (103, 474))
     ]
     write(tmp_path, "cartpole", "preset,seed,env_steps,greedy_mean", *runs)
-    ((_, _, seeds, ppo, ppg, difference, _),) = result_tables.tasks_reached()
+    _, (_, _, seeds, ppo, ppg, difference, _) = result_tables.tasks()
     assert seeds == "3" and str(ppo).endswith("least 100") and (ppg, difference) == ("–", "–")
     words = result_tables.trained("cartpole-ppo")
     assert words.startswith("Trained: 3 seeds, 100 steps: greedy 358 [")

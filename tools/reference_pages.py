@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from phasicrl.config import Config, get_defaults, get_option_docs
+from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
-from tools.result_tables import beside, blocks, on_reacher, trained, without
+from tools.result_tables import beside, blocks, on_reacher, one_out, task_name, trained
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -238,11 +239,6 @@ OTHER_VALUES = (
     "deviation through tanh", "reward normalization step by step",
 )  # fmt: skip
 """Tricks whose option is that of another one."""
-ONE_OUT = {
-    "cartpole": "CartPole", "acrobot": "Acrobot", "pendulum": "Pendulum",
-    "gymnasium:Taxi-v4": "Taxi",
-}  # fmt: skip
-"""The tasks of the suite that leaves tricks out, and what the table calls them."""
 CHANGED_ON_REACHER = {
     "ppo.policy_epochs": "--ppo.policy-epochs 1 --ppo.value-epochs 1",
     "ppo.num_minibatches": "--ppo.num-minibatches 1",
@@ -359,14 +355,15 @@ SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari
 
 def tricks_page() -> str:
     """Every trick with its source, function and option, and the option's value in some presets."""
+    apart = SUITES["tricks-one-out"].small
     text = (
         "# Tricks\n\nSource, function and option of each trick, its value in five presets, and "
         "what it is worth: the greedy return without it (and with it), means over seeds. "
         "Seeds, budgets and spans are on the pages of the links; many spans overlap.\n\n"
         f"| trick | source | here | option | {' | '.join(f'`{name}`' for name in SHOWN)} | "
-        f"[without it]({_ONE_OUT}): {' | '.join(ONE_OUT.values())} | [Reacher]({_REACHER}) | "
+        f"[without it]({_ONE_OUT}): {' | '.join(map(task_name, apart))} | [Reacher]({_REACHER}) | "
         "in other suites |\n"
-        f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
+        f"|---|---|---|---|{'---|' * (len(SHOWN) + len(apart))}---|---|\n"
     )
     for trick, source, function, option in TRICKS:
         values = [_show(PRESETS[name].config.values()[option]) for name in SHOWN]
@@ -375,7 +372,7 @@ def tricks_page() -> str:
         elsewhere = [beside(*arms) for arms in IN_SUITES.get(trick, ())]
         elsewhere += [ON_PAGES[trick]] if trick in ON_PAGES else []
         measured = (
-            *(without(RUNG_OF.get(switched, ""), task) for task in ONE_OUT),
+            *(one_out(RUNG_OF.get(switched, ""), task) for task in apart),
             on_reacher(CHANGED_ON_REACHER.get(switched, "")),
             "; ".join(elsewhere) or "–",
         )

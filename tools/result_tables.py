@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
+import itertools
 import json
 import math
 import statistics
@@ -22,7 +21,7 @@ from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
 from phasicrl.lab.experiments.suites import SUITES
-from phasicrl.lab.experiments.trials import RETURN
+from phasicrl.lab.experiments.trials import RETURN, ResultTable
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 
@@ -31,11 +30,6 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 Row = dict[str, str]
 Cells = Iterable[Sequence[object]]
 
-RUN_SUITES = (
-    "fig2", "fig3", "value-epochs", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux",
-    "n-aux", "details", "ppo-details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
-)  # fmt: skip
-"""Suites whose small form has been run, on some of their tasks."""
 _SWEEPS = "the-ppg-papers-sweeps"
 PLACES = {
     "details": "details-of-the-code-source-000",
@@ -50,54 +44,38 @@ _IN_WORDS = {"invertedpendulum": "InvertedPendulum", "cartpole": "CartPole"}
 """Tasks whose names have capitals inside."""
 
 TASKS = (
-    # environment, file, preset without its ending, fields, what others reached
-    ("CartPole-v1", "cartpole", "cartpole", "", "Zoo 500 at 100k (one run)"),
-    ("Acrobot-v1", "acrobot", "acrobot", "", "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
-    ("MountainCar-v0", "mountaincar", "mountaincar", "",
-     "Zoo −110 at 1M (one run), CleanRL −200 at 500k"),
-    ("LunarLander-v3", "lunarlander", "lunarlander", "", "Zoo 242 at 1M (v2, one run)"),
-    ("Pendulum-v1", "pendulum", "pendulum", "", "Zoo −172 at 100k (one run, gSDE)"),
-    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "",
-     "source 004: 1000 reached; CleanRL 963 at 1M"),
-    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "inverteddoublependulum", "",
-     "Tianshou 9,231 at 1M"),
-    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000",
-     "source 004: −8.6 at 100k"),
-    ("Reacher-v5", "reacher", "reacher", "", "Tianshou −4.1 at 1M"),
-    ("Swimmer-v5", "swimmer", "swimmer", "",
-     "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67"),
-    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "",
+    # environment, file, what others reached
+    ("CartPole-v1", "cartpole", "Zoo 500 at 100k (one run)"),
+    ("Acrobot-v1", "acrobot", "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
+    ("MountainCar-v0", "mountaincar", "Zoo −110 at 1M (one run), CleanRL −200 at 500k"),
+    ("LunarLander-v3", "lunarlander", "Zoo 242 at 1M (v2, one run)"),
+    ("Pendulum-v1", "pendulum", "Zoo −172 at 100k (one run, gSDE)"),
+    ("InvertedPendulum-v5", "invertedpendulum", "source 004: 1000 reached; CleanRL 963 at 1M"),
+    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "Tianshou 9,231 at 1M"),
+    ("Reacher-v5", "reacher_100k", "source 004: −8.6 at 100k"),
+    ("Reacher-v5", "reacher", "Tianshou −4.1 at 1M"),
+    ("Swimmer-v5", "swimmer", "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67"),
+    ("HalfCheetah-v5", "halfcheetah",
      "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
-    ("Hopper-v5", "hopper", "hopper", "", "Tianshou 2,609 at 1M"),
-    ("Walker2d-v5", "walker2d", "walker2d", "", "Tianshou 3,589 at 1M"),
-    ("Ant-v5", "ant", "ant", "", "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
-    ("CartPole-v1 without velocities", "cartpole_masked_velocity", "cartpole-masked-velocity", "",
-     "contrib's PPO with LSTM 500"),
-    ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "pendulum-masked-velocity", "",
-     "contrib's PPO with LSTM −218"),
+    ("Hopper-v5", "hopper", "Tianshou 2,609 at 1M"),
+    ("Walker2d-v5", "walker2d", "Tianshou 3,589 at 1M"),
+    ("Ant-v5", "ant", "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
+    ("CartPole-v1 without velocities", "cartpole_masked_velocity", "contrib's PPO with LSTM 500"),
+    ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "contrib's PPO with LSTM −218"),
 )  # fmt: skip
 
 
-ZOO_ACROBOT = (
-    "--env.id gymnasium:Acrobot-v1 --env.num-envs 16 --ppo.num-steps 256 "
-    "--ppo.policy-epochs 4 --ppo.value-epochs 4 --ppo.num-minibatches 64 "
-    "--ppo.gae-lambda 0.94 --obs-norm.no-from-first-rollout "
-    "--reward-norm.per step --total-env-steps 1_000_000"
-)
-"""RL-Zoo's settings for Acrobot, where they differ from Stable-Baselines3's defaults."""
 COMPATIBLE = (
-    # preset with fields, environment, what its own code base published
+    # preset, environment, what its own code base published
     ("compat-cleanrl-ppo", "CartPole-v1",
      "490.0 ± 6.1 in training (docs/benchmark/ppo.md, 3 seeds)"),
-    ("compat-cleanrl-ppo --env.id gymnasium:Acrobot-v1", "Acrobot-v1",
-     "−86.4 ± 1.3 in training (likewise)"),
-    ("compat-cleanrl-ppo --env.id gymnasium:MountainCar-v0", "MountainCar-v0",
-     "−200 in training (likewise)"),
-    ("compat-cleanrl-ppo-continuous --env.id envpool:InvertedPendulum-v4", "InvertedPendulum-v4",
+    ("compat-cleanrl-ppo", "Acrobot-v1", "−86.4 ± 1.3 in training (likewise)"),
+    ("compat-cleanrl-ppo", "MountainCar-v0", "−200 in training (likewise)"),
+    ("compat-cleanrl-ppo-continuous", "InvertedPendulum-v4",
      "963.1 ± 22.2 in training (ppo_continuous_action.md, 3 seeds)"),
     ("compat-cleanrl-ppo-continuous", "HalfCheetah-v4", "1,442.6 ± 46.0 in training (likewise)"),
     ("compat-sb3-ppo", "CartPole-v1", "none with the defaults"),
-    (f"compat-sb3-ppo {ZOO_ACROBOT}", "Acrobot-v1, settings of RL-Zoo",
+    ("compat-sb3-ppo", "Acrobot-v1, settings of RL-Zoo",
      "−73.5 ± 18.2 greedy (RL-Zoo, one run; the spread is of episodes)"),
     ("compat-spinningup-ppo", "HalfCheetah-v4",
      "about 1,670 (v3, its page's curve, as Tianshou reads it)"),
@@ -114,10 +92,8 @@ REACHER = "reacher-ppo --total-env-steps 100_000"
 
 def read(name: str) -> list[Row]:
     """Return the rows of a result file, compressed or not."""
-    path = RESULTS / f"{name}.csv"
-    packed = path.with_suffix(".csv.gz")
-    text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text()
-    return list(csv.DictReader(text.splitlines()))
+    (path,) = RESULTS.glob(f"{name}.csv*")
+    return ResultTable(path, ()).read()
 
 
 def read_json(name: str) -> Any:
@@ -139,22 +115,20 @@ def column(rows: Iterable[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 
 
-def greedy(file: str, **where: str) -> list[float]:
+def greedy(file: str, preset: str) -> list[float]:
     """Return the greedy return of each seed of one setting."""
-    rows = (row for row in read(file) if all(row[key] == where[key] for key in where))
-    return column(rows, "greedy_mean")
+    return column((row for row in read(file) if row["preset"] == preset), "greedy_mean")
 
 
 # --- cells
 
 
-def table(head: Sequence[object], rows: Cells) -> str:
-    """Format a table of Markdown."""
-
-    def line(cells: Sequence[object]) -> str:
-        return f"|{''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)}\n"
-
-    return line(head) + f"|{'---|' * len(head)}\n" + "".join(map(line, rows))
+def table(rows: Cells) -> str:
+    """Format a table of Markdown whose first row is its head."""
+    head, *others = (
+        f"|{''.join(f' {cell} |' if cell != '' else ' |' for cell in row)}\n" for row in rows
+    )
+    return f"{head}|{'---|' * (head.count(' |'))}\n{''.join(others)}"
 
 
 def number(value: float, scale: list[float]) -> str:
@@ -189,12 +163,11 @@ def mean_and_span(values: list[float]) -> str:
     return "{} [{}, {}]".format(*shown).replace("-", "−")
 
 
-def short_mean(values: list[float]) -> str:
-    """Format a mean; a dash if there is none."""
-    if not values:
-        return "–"
-    digits = 0 if abs(np.mean(values)) >= 20 else 1
-    return f"{np.mean(values):,.{digits}f}".replace("-", "−")
+def pair_of_means(pair: Iterable[list[float]], form: str = "") -> str:
+    """Format a mean, and another one in brackets."""
+    means = [float(np.mean(values)) for values in pair]
+    shown = (f"{x:{form or (',.0f' if abs(x) >= 20 else ',.1f')}}" for x in means)
+    return "{} ({})".format(*shown).replace("-", "−")
 
 
 def difference(ours: list[float], theirs: list[float]) -> str:
@@ -202,42 +175,47 @@ def difference(ours: list[float], theirs: list[float]) -> str:
     if len(ours) < 2 or len(theirs) < 2:
         return "–"
     mean = float(np.mean(ours) - np.mean(theirs))
-    variances = [float(np.var(values, ddof=1)) / len(values) for values in (ours, theirs)]
-    if not sum(variances):
+    if len({*ours}) == len({*theirs}) == 1:
         return f"{mean:.0f}"
-    both = zip(variances, (ours, theirs), strict=True)
-    freedom = sum(variances) ** 2 / sum(v**2 / (len(values) - 1) for v, values in both)
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(variances))
-    low, high = (number(x, ours) for x in (mean - half, mean + half))
+    bounds = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    low, high = (number(x, ours) for x in bounds)
     return f"{number(mean, ours)} [{low}, {high}]"
 
 
 # --- learning
 
 
-def tasks_reached() -> Cells:
-    """What the presets reach: PPO, PPG and the difference."""
-    for env, file, preset, fields, others in TASKS:
-        rows = read(file)
-        ppo, ppg = (greedy(file, preset=f"{preset}-{x}{fields}") for x in ("ppo", "ppg"))
+def tasks() -> Cells:
+    """What the presets reach: PPO, the first in each file, PPG and the difference."""
+    yield "environment", "steps", "seeds", "PPO", "PPG", "PPG − PPO", "others"
+    for env, file, others in TASKS:
+        first = read(file)[0]
+        ppo, ppg = (greedy(file, first["preset"].replace("-ppo", x)) for x in ("-ppo", "-ppg"))
         seeds = ", ".join(f"{len(values)}" for values in (ppo, ppg) if values)
-        steps = f"{int(rows[0]['env_steps']) // 100_000 * 100}k".replace("1000k", "1M")
+        steps = f"{int(first['env_steps']) // 100_000 * 100}k".replace("1000k", "1M")
         yield env, steps, seeds, reached(ppo), reached(ppg), difference(ppg, ppo), others
 
 
 def compatible() -> Cells:
     """What presets named after other code bases reach, and what those published."""
-    runs = group(read("compat"), "preset")
-    for label, env, published in COMPATIBLE:
-        rows = runs[label]
-        steps, last = f"{int(rows[0]['env_steps']):,}", column(rows, "return_100")
-        ends = reached(last), reached(column(rows, "greedy_mean"))
-        yield f"`{label.split()[0]}`", env, steps, len(rows), *ends, published
+    yield (
+        "preset", "environment", "steps", "seeds", "last 100 training episodes", "greedy",
+        "published",
+    )  # fmt: skip
+    runs = {
+        (preset.split()[0], env.partition(":")[2]): rows
+        for (preset, env), rows in group(read("compat"), "preset", "env").items()
+    }
+    for preset, env, published in COMPATIBLE:
+        rows = runs[preset, env.partition(",")[0]]
+        ends = (reached(column(rows, end)) for end in ("return_100", "greedy_mean"))
+        yield f"`{preset}`", env, f"{int(rows[0]['env_steps']):,}", len(rows), *ends, published
 
 
 def reacher_tricks() -> Cells:
     """What Reacher reaches with one thing changed, worst first."""
-    base = greedy("selection/reacher_100k", preset=REACHER)
+    yield "changed", "greedy, mean [95 %]", "difference"
+    base = greedy("selection/reacher_100k", REACHER)
     yield "nothing", reached(base), ""
     changed = group(read("selection/reacher_tricks"), "preset")
     by_mean = {name: column(rows, "greedy_mean") for name, rows in changed.items()}
@@ -248,6 +226,7 @@ def reacher_tricks() -> Cells:
 
 def trading() -> Cells:
     """What masks and a heuristic are worth to the trader of the examples."""
+    yield "", "after 12,500 steps", "after 50,000 steps", "at the end", "greedy"
     for arm, rows in group(read("trading"), "arm").items():
         curves = [row["curve"].split() for row in rows]
         # Points 5 and 20 of 40 over 100,000 steps.
@@ -258,11 +237,12 @@ def trading() -> Cells:
 
 @cache
 def _suites(folder: Path) -> dict[str, dict[tuple[str, ...], list[Row]]]:
-    """Return the rows of every suite by task, arm and budget."""
+    """Return the rows of every suite whose small form has been run by task, arm and budget."""
     return {
-        path.stem.removesuffix("-small"): group(rows, "task", "arm", "budget")
+        path.stem.removesuffix("-small"): group(
+            ResultTable(path, ()).read(), "task", "arm", "budget"
+        )
         for path in sorted(folder.glob("*.csv"))
-        for rows in [list(csv.DictReader(path.read_text().splitlines()))]
     }
 
 
@@ -291,21 +271,19 @@ def arrow(mine: list[float], theirs: list[float]) -> str:
     return " ↑" * (min(mine) > max(theirs)) + " ↓" * (max(mine) < min(theirs))
 
 
-def suite(name: str) -> str:
+def suite(name: str) -> Cells:
     """What a suite's arms reached on each task, over seeds.
 
     Each is compared with the first arm of the task, in the ladder of tricks with the one before.
     """
     runs = suite_runs(name)
-    names, arms = list(dict.fromkeys(task for _, task in runs)), dict.fromkeys(a for a, _ in runs)
+    arms, tasks = (list(dict.fromkeys(each)) for each in zip(*runs, strict=True))
+    yield "arm", *(f"{task}: over the run; at its end; greedy (seeds)" for task in tasks)
     against: dict[str, list[list[float]]] = {}
 
-    def cell(arm: str, task: str) -> str:
-        if (arm, task) not in runs:  # a trick that the task cannot have
-            return "–"
-        of = runs[arm, task]
-        over = [float(np.nanmean(np.array(row["curve"].split(), float))) for row in of]
-        values = [over, *(column(of, end) for end in ("return_100", "greedy_mean"))]
+    def cell(rows: list[Row], task: str) -> str:
+        over = [float(np.nanmean(np.array(row["curve"].split(), float))) for row in rows]
+        values = [over, *(column(rows, end) for end in ("return_100", "greedy_mean"))]
         base = against.setdefault(task, values)
         if name == "tricks":
             against[task] = values
@@ -313,10 +291,11 @@ def suite(name: str) -> str:
             mean_and_span(mine) + arrow(mine, theirs)
             for mine, theirs in zip(values, base, strict=True)
         )
-        return f"{'; '.join(shown)} ({len(of)})"
+        return f"{'; '.join(shown)} ({len(rows)})"
 
-    head = ("arm", *(f"{task}: over the run; at its end; greedy (seeds)" for task in names))
-    return table(head, [(arm, *(cell(arm, task) for task in names)) for arm in arms])
+    for arm in arms:
+        # A task cannot have every trick.
+        yield arm, *(cell(runs[arm, x], x) if (arm, x) in runs else "–" for x in tasks)
 
 
 def task_name(task: str) -> str:
@@ -325,51 +304,43 @@ def task_name(task: str) -> str:
     return _IN_WORDS.get(name, name[0].upper() + name[1:])
 
 
-def without(trick: str, task: str) -> str:
-    """Format the greedy return without a trick, and with all of them."""
-    runs = group(read("suites/tricks-one-out-small"), "task", "arm")
-    if (task, f"without {trick}") not in runs:
-        return "–"
-    means = (
-        f"{np.mean(column(runs[task, arm], 'greedy_mean')):.0f}".replace("-", "−")
-        for arm in (f"without {trick}", "everything")
-    )
-    return "{} ({})".format(*means)
-
-
-def beside(name: str, arm_without: str, arm_with: str) -> str:
-    """Format the greedy returns of a suite without a trick, and with it, on each task."""
+def without_and_with(name: str, *arms: str) -> dict[str, list[list[float]]]:
+    """Return the greedy returns of an arm without a trick, and with it, on each task of a suite."""
     runs = suite_runs(name)
-    pairs = {
-        task: [runs[arm, task] for arm in (arm_without, arm_with) if (arm, task) in runs]
+    return {
+        task: [column(runs[arm, task], "greedy_mean") for arm in arms]
         for task in dict.fromkeys(task for _, task in runs)
+        if all((arm, task) in runs for arm in arms)
     }
-    shown = [
-        "{} {} ({})".format(
-            task_name(task), *(short_mean(column(one, "greedy_mean")) for one in pair)
-        )
-        for task, pair in pairs.items()
-        if len(pair) == 2
-    ]
-    return f"[{name}](../experiments.md#{PLACES.get(name, _SWEEPS)}): {', '.join(shown) or '–'}"
+
+
+def one_out(trick: str, task: str) -> str:
+    """Format the greedy return without a trick, and with all of them."""
+    pairs = without_and_with("tricks-one-out", f"without {trick}", "everything")
+    return pair_of_means(pairs[task], ".0f") if task in pairs else "–"
+
+
+def beside(name: str, *arms: str) -> str:
+    """Format the greedy returns of a suite without a trick, and with it, on each task."""
+    pairs = without_and_with(name, *arms).items()
+    shown = ", ".join(f"{task_name(task)} {pair_of_means(pair)}" for task, pair in pairs)
+    return f"[{name}](../experiments.md#{PLACES.get(name, _SWEEPS)}): {shown or '–'}"
 
 
 def on_reacher(change: str) -> str:
     """Format what Reacher reaches with a change, and without it."""
-    values = greedy("selection/reacher_tricks", preset=f"{REACHER} {change}")
-    base = greedy("selection/reacher_100k", preset=REACHER)
-    return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values else "–"
+    values = greedy("selection/reacher_tricks", f"{REACHER} {change}")
+    base = greedy("selection/reacher_100k", REACHER)
+    return pair_of_means((values, base), ".1f") if values else "–"
 
 
 def trained(preset: str) -> str:
     """Describe how a preset was trained on fresh seeds: seeds, result and command."""
     found = []
     for path in sorted(RESULTS.glob("*.csv")):
-        rows = [row for row in read(path.stem) if "greedy_mean" in row and "preset" in row]
+        rows = [row for row in read(path.stem) if row.get("preset", "").split(" ")[0] == preset]
         for label, runs in group(rows, "preset").items():
-            name, _, fields = label.partition(" ")
-            if name != preset:
-                continue
+            fields = label.partition(" ")[2]
             seeds, steps = len(runs), int(runs[0]["env_steps"])
             words = f'"{preset}:{fields}"' if fields else preset
             found.append(
@@ -417,6 +388,7 @@ MARKS = (1, 2, 5, 10, 25, 99)
 
 def paper_early() -> Cells:
     """The paper's normalized returns early in training: means over 16 games and their runs."""
+    yield "paper's setting", *(f"{mark}M" for mark in MARKS)
     curves = on_all_games("ppg-paper", *EARLY.values())
     for name, experiment in EARLY.items():
         scores = [
@@ -431,6 +403,7 @@ def paper_early() -> Cells:
 
 def two_ppos() -> Cells:
     """PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
+    yield "", "normalized mean", *sorted(GAMES)
     for name, curves in (
         ("PPO of the PPG paper", on_all_games("ppg-paper", "ppo")),
         ("PPO of Baselines", on_all_games("baselines-final", "hard")),
@@ -451,6 +424,7 @@ QUANTITIES = {
 
 def first_rollouts(count: int = 6) -> Cells:
     """Means of the first rollouts: least and most of the published runs, and of ours."""
+    yield "game", "quantity", "published, three runs", "ours, three seeds"
     published = group(read("baselines/published"), "game", "run")
     for game in ("starpilot", "bigfish"):
         theirs = [rows for (name, _), rows in published.items() if name == game]
@@ -468,10 +442,15 @@ FOUND_ON = "1"
 """Seed of the comparison with published runs with which details of the original were found."""
 
 
-def baselines() -> str:
-    """Ours among the published runs, and how many of the windows lie within their span."""
+def windows() -> list[Row]:
+    """Return the windows of steps in which our runs are compared with published ones."""
     path = RESULTS.parents[1] / "docs" / "figures" / "baselines.csv"
-    rows = list(csv.DictReader(path.read_text().splitlines()))
+    return ResultTable(path, ()).read()
+
+
+def baselines() -> Cells:
+    """Ours among the published runs."""
+    yield "game", "quantity", *group(windows(), "steps")
 
     def cell(window: list[Row]) -> str:
         bold = ("**" if row["within_min_max"] == "True" else "" for row in window)
@@ -479,24 +458,26 @@ def baselines() -> str:
         shown = (f"{b}{row['ours']}{b}{f}" for b, row, f in zip(bold, window, far, strict=True))
         return f"{', '.join(shown)} ({window[0]['published_min']} to {window[0]['published_max']})"
 
-    lines = [
-        (game, metric.rpartition("/")[2].removesuffix("_100").replace("_", " "),
-         *map(cell, group(of, "steps").values()))
-        for (game, metric), of in group(rows, "env", "metric").items()
-    ]  # fmt: skip
-    fresh = sorted({row["seed"] for row in rows} - {FOUND_ON}, key=int)
-    counts = [
-        (" and ".join(seeds), *(
-            f"{sum(row[name] == 'True' for row in of)} of {len(of)}"
+    for (game, metric), rows in group(windows(), "env", "metric").items():
+        title = metric.rpartition("/")[2].removesuffix("_100").replace("_", " ")
+        yield game, title, *map(cell, group(rows, "steps").values())
+
+
+def baselines_in_short() -> Cells:
+    """How many of the windows lie within the span of the published runs, and near it."""
+    yield (
+        "seeds of ours", "windows within the span of the published three",
+        "within the 95 % interval for one more",
+    )  # fmt: skip
+    by_seed = group(windows(), "seed")
+    fresh = sorted(by_seed.keys() - {FOUND_ON}, key=int)
+    for seeds in (fresh, [FOUND_ON]):
+        rows = [row for seed in seeds for row in by_seed[seed]]
+        counts = (
+            sum(row[name] == "True" for row in rows)
             for name in ("within_min_max", "within_95_prediction")
-        ))
-        for seeds in (fresh, [FOUND_ON])
-        for of in [[row for row in rows if row["seed"] in seeds]]
-    ]  # fmt: skip
-    head = ("seeds of ours", "windows within the span of the published three",
-            "within the 95 % interval for one more")  # fmt: skip
-    windows = group(rows, "steps")
-    return table(("game", "quantity", *windows), lines) + "\n" + table(head, counts)
+        )
+        yield " and ".join(seeds), *(f"{count} of {len(rows)}" for count in counts)
 
 
 # --- agreement with other programs
@@ -515,16 +496,12 @@ PROGRAMS = {
 """References of benchmarks/agreement.py."""
 AGREEMENT = {
     "rollout: values, log-probabilities, rewards, advantages, targets": (
-        "values",
-        "log-prob",
-        "rewards",
-        "advantages",
-        "value targets",
+        "values", "log-prob", "rewards", "advantages", "value targets",
     ),
     "loss of every gradient step": ("losses",),
-    "weights, by how far they have moved; learning rate": ("weights after", "learning rate"),
+    "weights, by how far they have moved": ("weights after", "learning rate"),
     "Adam's moments": ("Adam's",),
-}
+}  # fmt: skip
 """Columns of its table, with beginnings of the quantities that are in each."""
 
 
@@ -537,6 +514,7 @@ def agreement_rows(*, by_design: bool) -> dict[str, list[dict[str, Any]]]:
 
 def agreement(precision: str, *, by_design: bool = False) -> Cells:
     """Largest difference between a reference's numbers and ours in one precision, and the noise."""
+    yield "theirs", *(("why ours differs",) if by_design else ("ours", "updates")), *AGREEMENT
     noise = precision.replace("float", "noise")
     for program, rows in agreement_rows(by_design=by_design).items():
         cells = []
@@ -562,17 +540,25 @@ WORKS = {
 """Works of benchmarks/versus.py in which all have the same settings."""
 
 
+def pairs(work: str) -> dict[tuple[str, str], tuple[str, str, str]]:
+    """Return the rates of each of ours and each of theirs, and their ratio."""
+    rows = read_json(f"versus/{work}")["summary"]
+    rates = {row["contestant"]: f"{row['rate']:,.0f}" for row in rows}
+    return {
+        (ours, row["contestant"]): (rates[ours], rates[row["contestant"]], ratio_text(ratio))
+        for row in rows
+        for ours, ratio in row["ratios"].items()
+    }
+
+
 def speed() -> Cells:
     """Whole training loops side by side on the same environments, but for PureJaxRL's."""
+    yield "work", "ours", "steps/s", "theirs", "steps/s", "ratio"
     for work, title in WORKS.items():
-        rows = read_json(f"versus/{work}")["summary"]
-        rates = {row["contestant"]: f"{row['rate']:,.0f}" for row in rows}
-        for row in rows:
-            theirs = row["contestant"]
+        for (ours, theirs), (rate, other_rate, ratio) in pairs(work).items():
             gymnasium = theirs in GYMNASIUM or "Gymnasium" in theirs
-            for ours, ratio in row["ratios"].items():
-                if ("Gymnasium" in ours) == gymnasium:
-                    yield title, ours, rates[ours], theirs, rates[theirs], ratio_text(ratio)
+            if ("Gymnasium" in ours) == gymnasium:
+                yield title, ours, rate, theirs, other_rate, ratio
 
 
 GYMNASIUM = ("CleanRL ppo.py", "CleanRL ppo_continuous_action.py")
@@ -600,13 +586,12 @@ SHORT = (
 """What the README shows of the works of benchmarks/versus.py."""
 
 
-def short_speed() -> Cells:
+def speed_in_short() -> Cells:
     """Rates of ours and of another, and their ratio."""
+    yield "work", "phasicrl, steps/s", "other", "steps/s", "ratio"
     for title, work, ours, theirs in SHORT:
-        rows = {row["contestant"]: row for row in read_json(f"versus/{work}")["summary"]}
-        rates = [f"{rows[name]['rate']:,.0f}" for name in (ours, theirs)]
-        name, ratio = theirs.split()[0].strip(","), rows[theirs]["ratios"][ours]
-        yield title, rates[0], name, rates[1], ratio_text(ratio)
+        rate, other_rate, ratio = pairs(work)[ours, theirs]
+        yield title, rate, theirs.split()[0].strip(","), other_rate, ratio
 
 
 BENCHES = {
@@ -628,6 +613,10 @@ BENCHES = {
 
 def bench() -> Cells:
     """Reports of `phasicrl bench`."""
+    yield (
+        "", "steps/s (slowest to fastest)", "of the bare networks, uncompiled", "GFLOP/s",
+        "where the time goes", "memory of the process",
+    )  # fmt: skip
     for name, title in BENCHES.items():
         report = read_json(f"bench/{name}")
         (rate,) = (rate for rate in report["rates"] if rate["name"] == "whole loop")
@@ -640,19 +629,21 @@ def bench() -> Cells:
         )  # fmt: skip
 
 
-def encoder_rates() -> dict[tuple[str, ...], list[float]]:
-    """Measurements of benchmarks/encoder.py by case and name, in the order of the repeats."""
-    cases = group(read("encoder"), "size", "precision", "memory", "run", "name")
-    return {case: column(rows, "value") for case, rows in cases.items()}
-
-
 def pieces() -> Cells:
     """Images per second by size of the micro-batch and precision, and bf16's errors."""
-    cases = encoder_rates()
+    yield (
+        "micro-batch", "fp32, images/s forward and backward", "bf16", "error of bf16: features",
+        "gradients",
+    )  # fmt: skip
+    cases = group(read("encoder"), "size", "precision", "memory", "run", "name")
     for size in ("16", "32", "64", "128", "256", "512"):
-        rates = (cases[size, kind, "kept", "eager", "rate"] for kind in ("fp32", "bf16"))
-        errors = (cases[size, "bf16", "kept", "eager", x] for x in ("features", "gradients"))
-        yield size, *map(spread, rates), *(f"{statistics.median(x):.1%}" for x in errors)
+        fp32, bf16, *errors = (
+            column(cases[size, precision, "kept", "eager", name], "value")
+            for precision, name in (
+                ("fp32", "rate"), ("bf16", "rate"), ("bf16", "features"), ("bf16", "gradients"),
+            )
+        )  # fmt: skip
+        yield size, spread(fp32), spread(bf16), *(f"{statistics.median(x):.1%}" for x in errors)
 
 
 PROCESSES = {
@@ -664,26 +655,29 @@ PROCESSES = {
 
 def several_processes() -> Cells:
     """Two processes beside one: medians of the rounds, and the ratio of each round."""
-    rows = group(read("scaling"), "run", "processes")
+    yield (
+        "run", "steps per second, one process", "two", "ratio (least to most of the rounds)",
+        "in messages of gradients", "with waiting",
+    )  # fmt: skip
+    rows = sorted(read("scaling"), key=lambda row: int(row["round"]))
+    by_run = group(rows, "run", "processes")
     for run, title in PROCESSES.items():
-        one, two = (sorted(rows[run, count], key=lambda row: int(row["round"])) for count in "12")
-        rates = [column(some, "steps_per_second") for some in (one, two)]
-        ratios = [b / a for a, b in zip(*rates, strict=True)]
+        one, two = (column(by_run[run, count], "steps_per_second") for count in "12")
+        ratios = np.divide(two, one)
         steps = scaling.gradient_steps(parse_config(scaling.RUNS[run].split()))
-        seconds = column(two, "seconds")
-        shares = [x / each for x, each in zip(column(two, "exchanges"), seconds, strict=True)]
-        messages = [
-            steps * x / each for x, each in zip(column(two, "message"), seconds, strict=True)
-        ]
+        seconds, exchanges, message = (
+            np.array(column(by_run[run, "2"], name)) for name in ("seconds", "exchanges", "message")
+        )
         yield (
-            title, *(f"{statistics.median(rate):,.0f}" for rate in rates),
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            *(f"{statistics.median(share):.1%}" for share in (messages, shares)),
+            title, *(f"{np.median(rates):,.0f}" for rates in (one, two)),
+            f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            *(f"{np.median(time / seconds):.1%}" for time in (steps * message, exchanges)),
         )  # fmt: skip
 
 
 def large() -> Cells:
     """Time and memory of large runs: medians."""
+    yield "what", "seconds", "memory"
     for rows in group(read("large"), "what").values():
         command = rows[0]["command"]
         shown = f"`phasicrl {command}`" if command.startswith("train") else f"`phasicrl` {command}"
@@ -693,16 +687,20 @@ def large() -> Cells:
 
 def sizes_of_the_batch() -> Cells:
     """The mean return over a run for each size of the batch, with the rules and without."""
+    yield (
+        "task", "settings; mean return over a run [95 %]", "batch", "batch / 2", "batch / 4",
+        "batch / 8",
+    )  # fmt: skip
     rows = read("batch_invariance")
-    for task in batch_invariance.TASKS:
-        for arm in batch_invariance.ARMS:
-            found = batch_invariance.by_size(rows, task, arm).values()
-            cells = ("{:.0f} [{:.0f}, {:.0f}]".format(*three) for three in found)
-            yield task, arm, *(cell.replace("-", "−") for cell in cells)
+    for task, arm in itertools.product(batch_invariance.TASKS, batch_invariance.ARMS):
+        found = batch_invariance.by_size(rows, task, arm).values()
+        cells = ("{:.0f} [{:.0f}, {:.0f}]".format(*three) for three in found)
+        yield task, arm, *(cell.replace("-", "−") for cell in cells)
 
 
 def faults() -> Cells:
     """What held of the faults that `make test-faults` injects."""
+    yield "fault", "what is injected, and what has to hold", "held", "commit"
     for row in read("faults"):
         held = f"{int(row['held']):,} of {int(row['tried']):,}"
         yield row["fault"], row["what"], held, f"`{row['commit']}`"
@@ -710,60 +708,39 @@ def faults() -> Cells:
 
 def suites() -> Cells:
     """What can be run with `phasicrl suite`."""
+    yield "suite", "what it compares", "tasks, small", "steps, small"
     for name, each in SUITES.items():
         steps = f"{each.small_steps:,}" if each.small_steps else "of the task"
         yield f"`{name}`", each.description, ", ".join(each.small), steps
 
 
-TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
-    "first-rollouts": ("game|quantity|published, three runs|ours, three seeds", first_rollouts),
-    "tasks": ("environment|steps|seeds|PPO|PPG|PPG − PPO|others", tasks_reached),
-    "compatible": (
-        "preset|environment|steps|seeds|last 100 training episodes|greedy|published", compatible),
-    "reacher-tricks": ("changed|greedy, mean [95 %]|difference", reacher_tricks),
-    "trading": ("|after 12,500 steps|after 50,000 steps|at the end|greedy", trading),
-    "paper-early": ("paper's setting|1M|2M|5M|10M|25M|99M", paper_early),
-    "two-ppos": (
-        "|normalized "
-        "mean|bigfish|bossfight|caveflyer|chaser|climber|coinrun|dodgeball|fruitbot|heist|jumper|leaper|maze|miner|ninja|plunder|starpilot",
-        two_ppos),
-    "agreement": (
-        "theirs|ours|updates|rollout: values, log-probabilities, rewards, advantages, "
-        "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
-        partial(agreement, "float64")),
-    "agreement-float32": (
-        "theirs|ours|updates|rollout: values, log-probabilities, rewards, advantages, "
-        "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
-        partial(agreement, "float32")),
-    "agreement-by-design": (
-        "theirs|why ours differs|rollout: values, log-probabilities, rewards, advantages, "
-        "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
-        partial(agreement, "float64", by_design=True)),
-    "speed": ("work|ours|steps/s|theirs|steps/s|ratio", speed),
-    "speed-in-short": ("work|phasicrl, steps/s|other|steps/s|ratio", short_speed),
-    "bench": (
-        "|steps/s (slowest to fastest)|of the bare networks, uncompiled|GFLOP/s|where the "
-        "time goes|memory of the process", bench),
-    "pieces": (
-        "micro-batch|fp32, images/s forward and backward|bf16|error of bf16: features|gradients",
-        pieces),
-    "scaling": (
-        "run|steps per second, one process|two|ratio (least to most of the rounds)|in messages of "
-        "gradients|with waiting", several_processes),
-    "large": ("what|seconds|memory", large),
-    "batch-invariance": (
-        "task|settings; mean return over a run [95 %]|batch|batch / 2|batch / 4|batch / 8",
-        sizes_of_the_batch),
-    "faults": ("fault|what is injected, and what has to hold|held|commit", faults),
-    "suites": ("suite|what it compares|tasks, small|steps, small", suites),
-}  # fmt: skip
-"""By name: the head of a table, split at `|`, and its rows."""
+TABLES: dict[str, Callable[[], Cells]] = {
+    "first-rollouts": first_rollouts,
+    "tasks": tasks,
+    "compatible": compatible,
+    "reacher-tricks": reacher_tricks,
+    "trading": trading,
+    "paper-early": paper_early,
+    "two-ppos": two_ppos,
+    "baselines": baselines,
+    "baselines-in-short": baselines_in_short,
+    "agreement": partial(agreement, "float64"),
+    "agreement-float32": partial(agreement, "float32"),
+    "agreement-by-design": partial(agreement, "float64", by_design=True),
+    "speed": speed,
+    "speed-in-short": speed_in_short,
+    "bench": bench,
+    "pieces": pieces,
+    "scaling": several_processes,
+    "large": large,
+    "batch-invariance": sizes_of_the_batch,
+    "faults": faults,
+    "suites": suites,
+}
+"""By the name of a place on a page: the head of its table, and its rows."""
 
 
 def blocks() -> dict[str, str]:
     """Return every table by the name of its place on a page."""
-    return {
-        **{name: table(head.split("|"), rows()) for name, (head, rows) in TABLES.items()},
-        **{f"suite-{name}": suite(name) for name in RUN_SUITES},
-        "baselines": baselines(),
-    }
+    of_suites = {f"suite-{name}": partial(suite, name) for name in _suites(RESULTS / "suites")}
+    return {name: table(rows()) for name, rows in (TABLES | of_suites).items()}
