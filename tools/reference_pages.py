@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
 import re
 import typing
 from functools import cache
@@ -17,7 +18,6 @@ from tools.result_tables import beside, blocks, on_reacher, one_out, table, task
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
-_TABLE, _END = "<!-- table ", "<!-- end -->"
 
 
 def pages() -> dict[str, str]:
@@ -32,23 +32,17 @@ def pages() -> dict[str, str]:
 
 
 def pages_with_tables() -> dict[str, str]:
-    """Return every hand-written page that has a table of results, with its tables updated."""
-    tables = blocks()
-    texts = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
-    texts["../README.md"] = (DOCS / "../README.md").read_text()
-    return {name: with_tables(text, tables) for name, text in texts.items() if _TABLE in text}
-
-
-def with_tables(text: str, tables: dict[str, str]) -> str:
-    """Update the tables of results on a page.
+    """Return every hand-written page that has tables of results, with its tables updated.
 
     Each stands between `<!-- table NAME -->` and `<!-- end -->`.
     """
-    before, *parts = text.split(_TABLE)
-    for part in parts:
-        name, rest = part.split(" -->\n", 1)
-        before += f"{_TABLE}{name} -->\n{tables[name]}{_END}{rest.split(_END, 1)[1]}"
-    return before
+    place = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.S)
+    tables, found = blocks(), {}
+    for path in (DOCS / "../README.md", *sorted(DOCS.rglob("*.md"))):
+        text, count = place.subn(lambda at: at[1] + tables[at[2]] + at[3], path.read_text())
+        if count:
+            found[os.path.relpath(path, DOCS)] = text
+    return found
 
 
 def metrics_page() -> str:
@@ -69,15 +63,19 @@ def options_page() -> str:
         "# Options\n\nThe path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. `none` "
         "switches off what can be off, and `--no-` what is on or off: `--env.no-action-masks`.\n"
     )
-    hints = typing.get_type_hints(Config)
     groups = {
         name: kind
-        for name, kind in hints.items()
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        for name, kind in typing.get_type_hints(Config).items()
+        if dataclasses.is_dataclass(kind)
     }
-    text += _table("", Config, skip={*groups})
-    for name, kind in groups.items():
-        text += _table(name, kind, skip=set())
+    for group, kind in {"": Config, **groups}.items():
+        text += f"\n## {group or 'the run'}\n\n{(kind.__doc__ or '').strip()}\n\n"
+        rows = (
+            (f"`{path}`", _show(get_defaults()[path]), _cell(sentence))
+            for name, sentence in get_option_docs(kind).items()
+            if (path := f"{group}.{name}".removeprefix(".")) in get_defaults()
+        )
+        text += table([("field", "default", "what it is"), *rows])
     return NOTE + text
 
 
@@ -153,19 +151,6 @@ def _with_links(source: str) -> str:
     for cited, address in cited_lines():
         source = re.sub(rf"\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source)
     return source
-
-
-def _table(name: str, kind: type, *, skip: set[str]) -> str:
-    """One group of fields."""
-    sentences = get_option_docs(kind)
-    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}\n\n"
-    fields = {f"{name}.{x.name}".removeprefix("."): x.name for x in dataclasses.fields(kind)}
-    rows = (
-        (f"`{path}`", _show(get_defaults()[path]), _cell(sentences[field]))
-        for path, field in fields.items()
-        if field not in skip
-    )
-    return text + table([("field", "default", "what it is"), *rows])
 
 
 def _cell(text: str) -> str:
