@@ -50,47 +50,38 @@ def name_of(requirement: str) -> str:
     return re.split(r"[<>=!~\[; ]", requirement)[0].lower().replace("_", "-").replace(".", "-")
 
 
-def download(requirements: Sequence[str], folder: Path, *, python: str) -> None:
-    """Fetch a wheel of each, or its source where there is none."""
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    chosen = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]
-    chosen += [f"--platform={name}" for name in PLATFORMS]
+def fetch(requirements: Sequence[str], folder: Path, *, python: str) -> None:
+    """Fetch a wheel of each, or make it from the source where there is none."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"--dest={folder}"]
+    pip += ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]
+    pip += [f"--platform={name}" for name in PLATFORMS]
     for requirement in requirements:
-        if subprocess.run([*pip, *chosen, requirement], check=False).returncode:
-            subprocess.run([*pip, "--no-binary=:all:", requirement], check=True)
+        if subprocess.run([*pip, requirement], check=False).returncode:
+            make_wheel(requirement, folder)
+
+
+def make_wheel(requirement: str, folder: Path) -> None:
+    """Make a wheel from a source: of a package, or in a folder."""
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", f"--wheel-dir={folder}"]
+    subprocess.run([*pip, requirement], check=True)
 
 
 def is_wanted(name: str, families: Sequence[str]) -> bool:
     """Return whether a file is needed: all but the other families of EnvPool and its assets."""
     top, *rest = PurePosixPath(name).parts
-    if top == "envpool" and len(rest) > 1:
-        return rest[0] in (*families, "python")
-    if top == "envpool_assets" and len(rest) > 1:
-        return rest[0] in families
-    return True
+    is_of_family = top in ("envpool", "envpool_assets") and len(rest) > 1
+    return not is_of_family or rest[0] in (*families, "python")
 
 
-def unpack(archive: Path, site: Path, families: Sequence[str]) -> None:
-    """Unpack a wheel, or the packages of a source."""
-    if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(site, [name for name in wheel.namelist() if is_wanted(name, families)])
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
-        (root,) = Path(folder).iterdir()
-        for package in (root / "src" if (root / "src").is_dir() else root).iterdir():
-            if (package / "__init__.py").is_file() and package.name != "tests":
-                package.rename(site / package.name)
+def unpack(path: Path, site: Path, families: Sequence[str]) -> None:
+    """Unpack what is needed of a wheel."""
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(site, [name for name in wheel.namelist() if is_wanted(name, families)])
 
 
 def entry_of(text: str, families: Sequence[str]) -> str:
     """Return EnvPool's list of imports without the families that are left out."""
-
-    lines = text.splitlines(keepends=True)
-    imported = (re.match(r"import envpool\.(\w+)", line) for line in lines)
-    pairs = zip(lines, imported, strict=True)
-    return "".join(line for line, found in pairs if not found or found[1] in families)
+    return re.sub(rf"import envpool\.(?!({'|'.join(families)})\b).*\n", "", text)
 
 
 def main(
@@ -115,11 +106,10 @@ def main(
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         site.mkdir()
         wanted = [name for name in PACKAGES if name_of(name) not in absent]
-        download([*wanted, *more], wheels, python=python)
-        pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
-        subprocess.run([*pip, str(Path(__file__).parents[1])], check=True)
-        for archive in sorted(wheels.iterdir()):
-            unpack(archive, site, families)
+        fetch([*wanted, *more], wheels, python=python)
+        make_wheel(str(Path(__file__).parents[1]), wheels)
+        for path in sorted(wheels.iterdir()):
+            unpack(path, site, families)
         (site / ENTRY).write_text(entry_of((site / ENTRY).read_text(), families))
         with tarfile.open(file, "w:xz") as packed:
             packed.add(site, ".")
