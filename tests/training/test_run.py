@@ -243,6 +243,19 @@ def test_own_metrics_are_in_the_row_of_their_iteration_after_a_resume_too(tmp_pa
     assert [event.value for event in events.Scalars("own/twice")] == [2.0, 4.0]
 
 
+def test_a_checkpoint_that_a_callback_saves_has_the_row_of_its_iteration(tmp_path: Path) -> None:
+    def save_and_fail(run: Run, record: dict[str, float]) -> None:
+        run.save()
+        if run.iteration == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(tiny(tmp_path, total_env_steps=96), make_env=corridor, callbacks=save_and_fail)
+    (path,) = tmp_path.glob("*/config.json")
+    run = resume(path.parent, make_env=corridor)
+    assert [row["iteration"] for row in run.files.metrics()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [({"losses/entropy": 1.0}, "losses/entropy"),

@@ -110,7 +110,7 @@ class Run:
                 raise ValueError(f"callbacks is {given!r}; expected a Callbacks() or a function")
             vars(self.callbacks)["on_iteration"] = given
         self.learner, self.collector, self.buffer = learner, collector, buffer
-        self.metrics_log, self._own_metrics = log, dict[str, float]()
+        self.metrics_log, self._row = log, Record()
         self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
         self.executor, self.world = learner.executor, learner.executor.world
         self.resources = ExitStack()  # closed with the run
@@ -189,7 +189,7 @@ class Run:
                 given = f"metric is {name!r}; expected a name that is not taken"
                 raise ValueError(f"{given}. Call it own/{name.rpartition('/')[-1]}")
             try:
-                self._own_metrics[name if "/" in name else f"own/{name}"] = float(value)
+                self._row[name if "/" in name else f"own/{name}"] = float(value)
             except (TypeError, ValueError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
@@ -216,7 +216,8 @@ class Run:
         if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
-        row = {**record}
+        self._row |= record
+        known = set(record)
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
                 answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
@@ -224,20 +225,20 @@ class Run:
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
                     given = f"on_episode or on_iteration returned {wrong[0]!r}"
                     raise ValueError(f"{given}; expected 'stop' or None")
-                self.log({name: record[name] for name in record if name not in row})
+                self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
-            self._write_metrics(row)
+            self._write_metrics()
             self.snapshot_and_maybe_save()
         goal, episodes = self.config.stop_at_return, self.collector.episodes
         is_solved = goal is not None and episodes.is_full and episodes.recent_mean_return >= goal
         return self.world.any_rank(is_solved or any(answers))
 
-    def _write_metrics(self, record: Record) -> None:
-        """Write a row of metrics, with those of the user so far, unless there are none."""
+    def _write_metrics(self) -> None:
+        """Write the row of metrics, with those of the user so far, unless it is empty."""
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
-        if row := {**record, **self._own_metrics}:
-            self.metrics_log.write(row, **place, phase=self.learner.phase_number)
-        self._own_metrics.clear()
+        if self._row:
+            self.metrics_log.write(self._row, **place, phase=self.learner.phase_number)
+        self._row = {}
 
     def _evaluate(self) -> Record:
         """Evaluate a copy of the agent, and save its weights if they are the best so far."""
@@ -297,7 +298,6 @@ class Run:
         if self.world.broadcast_object(env_steps < self.config.budget):
             with self.world.sync_errors("on_end"):
                 self.callbacks.on_end(self)
-            self._write_metrics({})
             self.save()
             self.write_card()
 
@@ -308,6 +308,7 @@ class Run:
             ValueError: the weights are not finite.
             OSError: the disk is full; earlier checkpoints are unchanged.
         """
+        self._write_metrics()  # a checkpoint refers to the size of the log
         self.take_snapshot()
         self._write_checkpoint()
 
