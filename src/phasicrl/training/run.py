@@ -223,8 +223,7 @@ class Run:
                 answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
                 answers.append(self.callbacks.on_iteration(self, record))
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
-                    given = f"on_episode or on_iteration returned {wrong[0]!r}"
-                    raise ValueError(f"{given}; expected 'stop' or None")
+                    raise ValueError(f"a callback returned {wrong[0]!r}; expected 'stop' or None")
                 self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
