@@ -72,9 +72,6 @@ def test_reported_runs_have_seeds_on_which_nothing_was_chosen_and_a_commit() -> 
 
 TABLES = sorted(path for path in RESULTS.rglob("*.csv*") if path.name != "published.csv.gz")
 
-LOST = {"825db5b"}
-"""Of a branch that became one commit, 3fd758b: PPG on Hopper. CONTRIBUTING.md says so."""
-
 
 def test_every_row_names_a_commit_of_this_history() -> None:
     git = ["git", "-C", str(RESULTS)]
@@ -83,7 +80,7 @@ def test_every_row_names_a_commit_of_this_history() -> None:
         pytest.skip("no history here")
     named = {path: {row["commit"].removesuffix("-dirty") for row in rows_of(path)}
              for path in TABLES}  # fmt: skip
-    for commit in set().union(*named.values()) - LOST:
+    for commit in set().union(*named.values()):
         found = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"], check=False)
         files = [path.name for path, commits in named.items() if commit in commits]
         assert found.returncode == 0, f"{commit}, which {files} name, is not in the history"
