@@ -31,8 +31,9 @@ TASK, NUM_ENVS, NUM_STEPS = "Mjlab-Cartpole-Balance", 1024, 32
 COLUMNS = ("trainer", "seed", "env_steps", "reward", "seconds", "commit")
 CONFIG = Config(name="mjlab-cartpole").with_updates({
     "env.id": f"mjlab:{TASK}", "env.num_envs": NUM_ENVS, "model.encoder": "mlp",
-    "model.hidden_sizes": (64, 64), "model.activation": "elu", "model.init": "torch", "model.head_init": "torch",
-    "model.value_path": "separate", "model.policy_obs": ("actor",), "model.value_obs": ("critic",),
+    "model.hidden_sizes": (64, 64), "model.activation": "elu", "model.init": "torch",
+    "model.head_init": "torch", "model.value_path": "separate",
+    "model.policy_obs": ("actor",), "model.value_obs": ("critic",),
     "ppo.num_steps": NUM_STEPS, "ppo.gamma": 0.99, "ppo.gae_lambda": 0.95, "ppo.policy_epochs": 5,
     "ppo.value_epochs": 5, "ppo.num_minibatches": 4, "ppo.minibatch_by": "transitions",
     "ppo.learning_rate": 1e-3, "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 0.01,

@@ -533,7 +533,8 @@ def agreement(precision: str, *, by_design: bool = False) -> Cells:
 WORKS = {
     "cartpole": "CartPole, 4 environments", "cartpole64": "CartPole, 64 environments",
     "tensors": "CartPole as tensors, 4", "tensors64": "CartPole as tensors, 64",
-    "tensors2048": "CartPole as tensors, 2,048", "halfcheetah": "HalfCheetah",
+    "tensors2048": "CartPole as tensors, 2,048", "gymnax2048": "CartPole in gymnax, 2,048",
+    "halfcheetah": "HalfCheetah",
     "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
     "procgen-ppg-bf16": "Procgen, PPG",
 }  # fmt: skip
