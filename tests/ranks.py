@@ -166,6 +166,11 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
             config, callbacks=keep, make_env=None if lost else make_env,
             make_vector_env=make_lost if lost else None,
         )  # fmt: skip
+    if lost and rank is None:  # the halves of the ranks have unequal numbers of known steps
+        weight = run.buffer.rollouts.weight
+        assert weight is not None
+        first, second = (weight > 0).sum((0, 2)).view(2, -1).sum(1).tolist()
+        assert first != second
     weights = {key: x.flatten().tolist() for key, x in run.agent.state_dict().items()}
     return {"rows": rows, "weights": weights}
 

@@ -81,7 +81,8 @@ def unpack(path: Path, site: Path, families: Sequence[str]) -> None:
 
 def entry_of(text: str, families: Sequence[str]) -> str:
     """Return EnvPool's list of imports without the families that are left out."""
-    return re.sub(rf"import envpool\.(?!({'|'.join(families)})\b).*\n", "", text)
+    lines = r"(?m)^import envpool\.(\w+).*\n?"
+    return re.sub(lines, lambda line: line[0] if line[1] in families else "", text)
 
 
 def main(

@@ -499,7 +499,7 @@ AGREEMENT = {
         "values", "log-prob", "rewards", "advantages", "value targets",
     ),
     "loss of every gradient step": ("losses",),
-    "weights, by how far they have moved": ("weights after", "learning rate"),
+    "weights, by how far they have moved; learning rate": ("weights after", "learning rate"),
     "Adam's moments": ("Adam's",),
 }  # fmt: skip
 """Columns of its table, with beginnings of the quantities that are in each."""

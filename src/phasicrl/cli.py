@@ -304,8 +304,8 @@ class _TrainOptions:
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     objects, words = _parse_objects(words)
-    has_env = bool(objects) or any(word.startswith("--env.id") for word in words)
-    options, config = parse_config_and_options(words, "train", _TrainOptions, has_env=has_env)
+    needs_env = not objects and not any(word.startswith("--env.id") for word in words)
+    options, config = parse_config_and_options(words, "train", _TrainOptions, needs_env=needs_env)
     if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
         (function,) = objects.values()
         config = config.with_updates({"env.id": getattr(function, "__name__", "own")})
@@ -322,7 +322,7 @@ def parse_config(words: list[str]) -> Config:
 
 
 def parse_config_and_options(
-    words: list[str], command: str, options_type: type, *, has_env: bool = True
+    words: list[str], command: str, options_type: type, *, needs_env: bool = False
 ) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
@@ -330,7 +330,7 @@ def parse_config_and_options(
         words: arguments of the command.
         command: name of the command, for its help.
         options_type: dataclass of the command's options.
-        has_env: whether a custom environment of the run is not needed.
+        needs_env: whether an environment that a function made is refused after `--from`.
 
     Returns:
         An instance of `options_type`, and the changed configuration.
@@ -355,7 +355,7 @@ def parse_config_and_options(
 
         path = Path(words[1])
         base = RunDirectory(path).config if path.is_dir() else read_options(Config, path)
-        if path.is_dir() and not has_env:
+        if path.is_dir() and needs_env:
             RunDirectory(path).load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)
         words = words[1:]
@@ -489,7 +489,7 @@ def _show_presets(pattern: str = "") -> None:
         for path, (old, new) in differences(preset.config, parent).items():
             lines.append(f"{path} {format_value(new)} (was {format_value(old)})")
         seeds, mean = TRAINED.get(name, (0, 0.0))
-        trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "no mean return"
+        trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "no result here"
         rows.append((name, f"{preset.summary}\n{preset.source}\n{trained}", "\n".join(lines)))
     print_table("", ("preset", "summary and source", "differences from its parent"), rows)
 

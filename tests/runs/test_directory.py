@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,10 @@ def test_a_row_without_its_place_or_with_other_than_numbers_is_damaged(tmp_path:
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write(f'{{"env_steps": 24, {rest}}}\n')
         assert [row["iteration"] for row in files.metrics()] == [1, 2]
+    largest = json.dumps({"env_steps": 24, "iteration": 3, "own/best": sys.float_info.max})
+    with (_with_rows(tmp_path, 2).path / "metrics.jsonl").open("a") as file:
+        file.write(f"{largest}\n")
+    assert files.metrics()[-1]["own/best"] == sys.float_info.max
 
 
 def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> None:

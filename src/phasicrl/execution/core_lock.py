@@ -50,7 +50,7 @@ class CoreLock:
             try:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
                 if self._folder.lstat().st_uid != os.getuid():
-                    raise PermissionError("its name is known, and another user made it")
+                    raise PermissionError
                 with (self._folder / f"{self._cores}.next").open("a") as following:
                     _lock(following, deadline)
                     now = files.enter_context((self._folder / f"{self._cores}.now").open("a"))

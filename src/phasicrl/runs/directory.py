@@ -375,9 +375,9 @@ def _read_row(line: str) -> dict[str, Any] | None:
     """Parse a row of metrics; return None if it is incomplete, or if values are not numbers."""
     try:
         row = json.loads(line)
-        is_valid = all(x is None or abs(x) < 1e308 for x in row.values())
+        is_valid = all(x is None or math.isfinite(x) for x in row.values())
         return row if is_valid and row["env_steps"] >= 0 <= row["iteration"] else None
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
 
 

@@ -120,7 +120,7 @@ class TrainedAgent:
             raise ValueError(f"{given}; expected as many. Call reset() first")
         stored, masks = self._layout.pack(obs, num_envs), None
         if invalid := self._layout.find_invalid(stored):
-            raise ValueError(f"obs has {invalid[1]}; expected numbers of observation_space")
+            raise ValueError(f"obs has {invalid[1]}; expected finite values of observation_space")
         if needs_mask and self._mask_size:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
