@@ -188,6 +188,25 @@ def test_steps_per_call(
 
 
 @long
+def test_mjlab_cartpole(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"env.id": "gymnasium:Pendulum-v1", "env.num_envs": 4, "ppo.num_steps": 8,
+               "model.policy_obs": None, "model.value_obs": None,
+               "compute.compile": "off", "output_dir": str(tmp_path)}  # fmt: skip
+    monkeypatch.setattr(script, "CONFIG", script.CONFIG.with_updates(changes))
+    monkeypatch.setattr(script, "NUM_ENVS", 4)
+    monkeypatch.setattr(script, "NUM_STEPS", 8)
+    monkeypatch.setattr(script, "train_rsl_rl", script.train_ours)  # mjlab has its own environment
+    table = tmp_path / "mjlab.csv"
+    run(script, table, "--seeds", "2", "--iterations", "3")
+    names = ("trainer", "seed", "env_steps")
+    assert columns(table, *names) == [{"phasicrl", "rsl_rl"}, {"101", "102"}, {"32", "64", "96"}]
+    # Pendulum's rewards: from -16.3 to 0
+    assert all(-17 < float(row["reward"]) < 0 for row in rows_of(table))
+
+
+@long
 def test_large(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "TRAIN", {"vectors": f"train cartpole-ppo {SHORT}"})
     monkeypatch.setattr(script, "RUNS", 2)

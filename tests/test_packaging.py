@@ -26,7 +26,7 @@ LIMITS = {
     "lab": 3_594,
     "reading path": 1_150,
     "largest file": 489,
-    "tests": 19_638,
+    "tests": 19_654,
 }
 
 OPTIONAL_PACKAGES = {
