@@ -10,6 +10,7 @@ import pytest
 
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.presets import PRESETS, get_preset
+from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.unused import find_unused_options
 from tests.helpers import Levers, corridor, tiny
@@ -71,3 +72,16 @@ def test_a_run_says_that_actions_may_leave_their_bounds(
         each = config.with_updates({"action.squash": squash})
         start_run(each, make_env=make_env).close()
         assert capsys.readouterr().out.count("action.squash clip") == count
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+def test_a_run_warns_of_bf16_on_a_processor_that_emulates_it(
+    precision: str, capability: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(build, "get_cpu_capability", lambda: capability)
+    changes = {"compute.policy_precision": precision, "log.console": "plain"}
+    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).close()
+    is_slow = (precision, capability) == ("bf16", "AVX2")
+    assert ("without AVX-512" in capsys.readouterr().out) == is_slow

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Generator, Tensor
+from torch.backends.cpu import get_cpu_capability
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Schedule
@@ -273,13 +274,13 @@ def _build_run(
             make_directory().check_spaces(describe_spaces(envs))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         device = find_device(config.compute.device, has_large_minibatches(config, has_images))
+        plan = _make_plan(config, device, world, has_images)
         agent = make_agent(config, envs, user).to(device)
-        messages = [] if state else _make_warnings(config, envs, user)
+        messages = [] if state else _make_warnings(config, envs, user, plan)
         readings = {each.reading for each in agent.modules() if hasattr(each, "reading")}
         messages += [f"images are read as {each} (model.image_layout)" for each in readings]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
-        plan = _make_plan(config, device, world, has_images)
         resources.enter_context(apply_torch_settings(plan))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
@@ -382,7 +383,7 @@ def _make_plan(config: Config, device: str, world: World, has_images: bool) -> P
     return dataclasses.replace(plan, device=device, num_threads=threads, take_turns=False)
 
 
-def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> list[str]:
+def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: Plan) -> list[str]:
     """Return warnings about options without effect by missing condition, and about actions."""
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
@@ -402,6 +403,9 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any]) -> lis
     if config.num_iterations < config.aux_phase_interval:
         text = f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
         messages.append(f"{text}{config.aux_phase_interval}); expected more total_env_steps")
+    if "bf16" in plan.precision.values() and not plan.on_gpu and get_cpu_capability() == "AVX2":
+        text = "warning: bf16 is slower than fp32 on a processor without AVX-512"
+        messages.append(f"{text}; expected compute.policy_precision and compute.aux_precision fp32")
     return messages
 
 
