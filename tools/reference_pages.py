@@ -61,7 +61,8 @@ def options_page() -> str:
     """Every option with its default and its sentence."""
     text = (
         "# Options\n\nThe path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. `none` "
-        "switches off what can be off, and `--no-` what is on or off: `--env.no-action-masks`.\n"
+        "switches off what can be off, and `--no-` what is on or off: `--env.no-action-masks`. In "
+        "brackets is where an option or value comes from ([names](sources.md)); *ours*: phasicrl.\n"
     )
     groups = {
         name: kind
@@ -83,8 +84,9 @@ def presets_page() -> str:
     """Every preset with its source and its difference to its parent."""
     text = (
         "# Presets\n\n`phasicrl presets NAME` shows source and differences. "
-        "Results are of [report seeds](../../CONTRIBUTING.md#seeds), which no setting was chosen "
-        "on.\n"
+        "Results that name no seeds are of [report seeds](../../CONTRIBUTING.md#seeds), on "
+        "which no setting was chosen. No preset for 25M steps or more was trained to its end; runs "
+        "of two on Procgen [end early](../../benchmarks/results/procgen-25m/README.md).\n"
     )
     for name, preset in PRESETS.items():
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config

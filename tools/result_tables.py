@@ -317,7 +317,7 @@ def without_and_with(name: str, *arms: str) -> dict[str, list[list[float]]]:
 def one_out(trick: str, task: str) -> str:
     """Format the greedy return without a trick, and with all of them."""
     pairs = without_and_with("tricks-one-out", f"without {trick}", "everything")
-    return pair_of_means(pairs[task], ".0f") if task in pairs else "–"
+    return pair_of_means(pairs[task], ",.0f") if task in pairs else "–"
 
 
 def beside(name: str, *arms: str) -> str:
@@ -351,12 +351,14 @@ def trained(preset: str) -> str:
             )
     for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
         runs = [RunDirectory(path.parent) for path in sorted(folder.glob("*/card.json"))]
-        of_preset = [{"game": run.config.env.id, "seed": f"{run.card['seed']}"}
+        of_preset = [{"game": run.config.env.id, "seed": f"{run.card['seed']}",
+                      "steps": run.card["env_steps"]}
                      for run in runs if run.config.name == preset]  # fmt: skip
         for game, of in sorted(group(of_preset, "game").items()):
             seeds = ", ".join(sorted(run["seed"] for run in of))
+            steps = f"{max(run['steps'] for run in of):,} steps"
             place = f"(`benchmarks/results/{folder.name}`)"
-            found.append(f"{game}, seed{'s' * (len(of) > 1)} {seeds} {place}")
+            found.append(f"{game}, {steps}, seed{'s' * (len(of) > 1)} {seeds} {place}")
     return f"Trained: {'; '.join(found)}." if found else "Not trained here."
 
 

@@ -459,10 +459,10 @@ def print_evaluations(results: list[Evaluation]) -> None:
 
 def _preset_lines() -> list[str]:
     """Return a line with name, mean return and summary for each preset, and a header."""
-    returns = {name: f"{mean:,g}" for name, (_, mean) in TRAINED.items()}
+    returns = {name: f"{mean:,g} ({seeds})" for name, (seeds, mean) in TRAINED.items()}
     rows = [(name, returns.get(name, "–"), preset.summary) for name, preset in PRESETS.items()]
-    header = ("preset", "return", "summary (return: greedy mean over seeds)")
-    return [f"{name:<30}{value:>7}  {summary}" for name, value, summary in (header, *rows)]
+    header = ("preset", "return", "summary (return: greedy mean, seeds)")
+    return [f"{name:<29}{value:>11}  {summary}" for name, value, summary in (header, *rows)]
 
 
 def _presets(words: list[str]) -> None:
@@ -477,7 +477,8 @@ def _show_presets(pattern: str = "") -> None:
         pattern: Part of a name, to show these presets with their values.
     """
     if not pattern:
-        return print_lines([*_preset_lines(), "", "`phasicrl presets NAME` shows its values"])
+        more = "`phasicrl presets NAME` shows its values; results: docs/reference/presets.md"
+        return print_lines([*_preset_lines(), "", more])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
         near = suggest_name(pattern, PRESETS)

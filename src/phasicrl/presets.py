@@ -308,7 +308,7 @@ def _task_presets() -> list[Preset]:
     for task, (ppo, aux, changes) in _TASKS.items():
         ppo = ppo.with_updates({"name": f"{task}-ppo", **changes})
         ppg = ppo.with_updates({"name": f"{task}-ppg", "aux": aux})
-        env = ppo.env.id.partition(":")[2] + ", no velocities" * (ppo.env.observe is not None)
+        env = ppo.env.id.partition(":")[2] + ", no velocity" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
         presets += [
             Preset(ppo, f"PPO on {env}, {steps}", "ours"),
@@ -394,9 +394,8 @@ def get_preset(name: str) -> Config:
         ValueError: there is no such preset; the message suggests a name.
     """
     if name not in PRESETS:
-        raise ValueError(
-            f"unknown preset {name!r}{suggest_name(name, PRESETS)}; `phasicrl presets` lists all"
-        )
+        near = suggest_name(name, PRESETS)
+        raise ValueError(f"unknown preset {name!r}{near}; `phasicrl presets` lists all")
     return PRESETS[name].config
 
 
