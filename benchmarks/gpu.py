@@ -2,8 +2,8 @@
 
 usage: python benchmarks/gpu.py [--minutes 9] [--cleanrl FOLDER] [--results FOLDER] [--toy]
 
-A call runs as many steps as fit into its minutes, in the order of docs/gpu.md, and skips those
-whose result is there; the next call continues, on this machine or on another one that has the
+A call runs as many steps as fit into its minutes, in the order of `steps`, and skips those whose
+result is there; the next call continues, on this machine or on another one that has the
 results folder. A failed step leaves NAME.failed in the folder `logs` and is skipped until that file
 is removed. `--toy` runs each kind of step on a CPU, at a size of seconds.
 """
