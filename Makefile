@@ -77,7 +77,7 @@ format: $(READY)  ## Format the code and mend what the linter can mend
 wheel: $(READY)  ## Build the wheel, install it into an empty environment, and train with it outside the checkout
 	@tools/try_wheel.sh
 
-fresh:  ## Run both README commands on bare machines; needs root, debootstrap, an hour
+fresh:  ## Run `make test` and `make train` on bare machines; needs root, debootstrap, an hour
 	@for suite in bookworm trixie; do RESULTS=benchmarks/results/fresh.csv tools/fresh_machine.sh $$suite || exit; done
 
 site: $(READY) .peers/site/.ready  ## Build the documentation as a site, site/index.html; warnings are errors

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tries the README's commands on a machine on which nothing is installed: a bare Debian in a folder, with an ordinary user who cannot
+# Tries `make test` and `make train` on a machine on which nothing is installed: a bare Debian in a folder, with an ordinary user who cannot
 # become root, and a clone of what is committed. `make fresh` does, for two releases of Debian.
 #
 # usage: tools/fresh_machine.sh SUITE [COMMAND ...]     bookworm: Python 3.11; trixie: 3.13; default commands: make test, make train
