@@ -59,7 +59,7 @@ def start_ranks(folder: Path, size: int, task: Callable[..., Any], *args: Any) -
     return processes
 
 
-def ended(processes: list[BaseProcess], *, seconds: float = 120.0) -> list[int | None]:
+def ended(processes: list[BaseProcess], *, seconds: float = 300.0) -> list[int | None]:
     """The exit codes of processes, once they have ended; those that do not are killed."""
     for process in processes:
         process.join(seconds)

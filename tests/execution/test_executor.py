@@ -96,12 +96,12 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "normalized": ({"obs_norm": OBS_NORM, "value_norm": VALUE_NORM}, Corridor),
     "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01,
                  "ppo.kl_estimate": "exact"}, Corridor),
-    "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
-    "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
-    "masks-discrete": ({}, lambda: Levers(masked=True)),
     # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an
     # Adam with a small ε makes a whole step of.
-    "masks-mixed": (
+    "eps-hat": ({"ppo.adam_eps_hat": True, "ppo.adam_eps": 1e-5}, Corridor),
+    "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
+    "masks-discrete": ({}, lambda: Levers(masked=True)),
+    "masks-mixed": (  # likewise
         {"action": ActionConfig(std="softplus", squash="clip"), "ppo.adam_eps": 1e-5},
         lambda: Levers(discrete=False, masked=True),
     ),
@@ -182,6 +182,7 @@ def test_neither_a_step_nor_a_minibatch_reads_values(value_path: str, tmp_path: 
 
 @pytest.mark.slow
 @NEEDS_COMPILER
+@pytest.mark.filterwarnings("ignore")  # PyTorch's about itself
 @pytest.mark.parametrize("name", ["shared-in-aux", "epochs-apart", "masks-mixed"])
 def test_steps_compiled_for_a_gpu_equal_eager_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,6 +194,7 @@ def test_steps_compiled_for_a_gpu_equal_eager_ones(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.filterwarnings("ignore")  # PyTorch's about itself
 @pytest.mark.parametrize("name", CASES)
 def test_steps_on_a_gpu_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]

@@ -34,8 +34,7 @@ def compile_for(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Calla
         Exception: of any type: the function depends on values, such as the lengths of a packed
             sequence, or the compiler fails.
     """
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's warnings about PyTorch
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # PyTorch's about itself
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second
         return inductor.compile(graph, list(inputs), options=OPTIONS)

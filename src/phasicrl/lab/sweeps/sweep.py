@@ -198,8 +198,7 @@ def run_sweep(
         train = partial(train_trial, threads=trials.get_threads_per_job(jobs))
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
     else:
-        train = partial(train_trial, threads=cpus)
-        outcomes = _run_on_ray(unfinished, train, ray[0] if ray else "auto", cpus, gpus)
+        outcomes = _run_on_ray(unfinished, ray[0] if ray else "auto", cpus, gpus)
     arms = {status.id: status.arm for status in get_status(directory)}
     for folder, state in trials.yield_successes(outcomes):
         on_trial(f"{folder.name} ({arms[folder.name]})", state)
@@ -230,14 +229,15 @@ def _train_locked(folder: Path, threads: int | None) -> Outcome:
 
 
 def _run_on_ray(
-    folders: Iterable[Path], train: Callable[[Path], str], address: str, cpus: int, gpus: float
+    folders: Iterable[Path], address: str, cpus: int, gpus: float
 ) -> Iterator[tuple[Path, str | Failure]]:
     """Train each trial as a task of a Ray cluster, which restarts tasks of lost nodes."""
     ray = import_optional("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
-    task = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD")
-    running = {task.remote(folder): folder for folder in folders}
+    options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
+    task = ray.remote(train_trial).options(**options)
+    running = {task.remote(folder, threads=cpus): folder for folder in folders}
     try:
         while running:
             (ended,), _ = ray.wait([*running], num_returns=1)
