@@ -198,10 +198,7 @@ class TensorVectorEnv:
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
     def run_steps(
-        self,
-        call: Callable[[list[Tensor]], tuple[Tensor, ...]],
-        inputs: list[Tensor],
-        num_steps: int,
+        self, call: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], num_steps: int
     ) -> tuple[Tensor, ...]:
         """Make steps of a pure simulator in one call, and return the call's other results.
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+TensorFunction = Callable[..., tuple[Tensor, ...]]
+"""Function that returns tensors."""
 OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
 """Inductor's options: calls without Python, and the random numbers of eager code."""
 
@@ -75,8 +77,8 @@ def call_with_tensors(
 
 
 def compile_inference(
-    function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]
-) -> Callable[..., tuple[Tensor, ...]]:
+    function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
+) -> TensorFunction:
     """Compile a function that uses a module without gradient.
 
     Raises:

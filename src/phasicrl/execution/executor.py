@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phasicrl.config import Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
-from phasicrl.execution.compiled import compile_for_gpu, compile_inference
+from phasicrl.execution.compiled import TensorFunction, compile_for_gpu, compile_inference
 from phasicrl.execution.core_lock import CoreLock
 from phasicrl.execution.plan import Phase, Plan
 from phasicrl.execution.step import CompiledUpdate, Loss, StepMetrics, StepSettings, clip_and_step_
@@ -46,7 +46,7 @@ class Executor:
         self.device = torch.device(plan.device)
         self.take_turn = CoreLock().take_turn if plan.take_turns else nullcontext
         self._compiled_steps: dict[Hashable, CompiledUpdate | None] = {}
-        self._compiled_calls: dict[Hashable, Callable[..., Any] | None] = {}
+        self._compiled_calls: dict[Hashable, TensorFunction | None] = {}
 
     def precision(self, phase: Phase) -> Precision:
         """Return the precision of the encoders in a phase, for rollouts that of `policy`."""
@@ -92,10 +92,7 @@ class Executor:
         return torch.cat(results)
 
     def call_compiled(
-        self,
-        function: Callable[..., tuple[Tensor, ...]],
-        module: nn.Module,
-        inputs: Sequence[Tensor],
+        self, function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Call a function of tensors once on its whole inputs, compiled if `plan.compiled`.
 
@@ -115,11 +112,8 @@ class Executor:
             return function(*inputs) if call is None else call(*inputs)
 
     def _compile_call(
-        self,
-        function: Callable[..., tuple[Tensor, ...]],
-        module: nn.Module,
-        inputs: Sequence[Tensor],
-    ) -> Callable[..., tuple[Tensor, ...]] | None:
+        self, function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
+    ) -> TensorFunction | None:
         """Compile a function; return None if that fails, or its results differ from eager ones."""
         if self.plan.on_gpu:
             compiled = compile_for_gpu(function)
@@ -158,7 +152,7 @@ class Executor:
             out of memory.
         """
         if self.plan.compiled and not self.plan.on_gpu:
-            return CompiledStep(self, loss, settings, self._compiled_steps)
+            return CompiledStep(self, loss, settings)
         return EagerStep(self, loss, settings)
 
     @contextmanager
@@ -213,37 +207,23 @@ class EagerStep:
 class CompiledStep(EagerStep):
     """Gradient step that is compiled for each size of minibatch, and checked against an eager step.
 
-    Args:
-        executor: source of micro-batches, and log of compilations.
-        loss: loss to minimize.
-        settings: optimizer and clipping.
-        updates: cache of compiled steps, by what they depend on; None for a step that cannot be
-            compiled.
+    The executor keeps compiled steps by what they depend on; None for one that cannot be compiled.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        loss: Loss[Any],
-        settings: StepSettings,
-        updates: dict[Hashable, CompiledUpdate | None],
-    ) -> None:
-        super().__init__(executor, loss, settings)
-        self._updates = updates
-        self._last: tuple[Samples, CompiledUpdate | None] | None = None
+    _last: tuple[Samples, CompiledUpdate | None] | None = None
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
         """Make a gradient step on a minibatch, and return its metrics."""
-        source = minibatch.source
+        source, updates = minibatch.source, self.executor._compiled_steps
         # All minibatches of an epoch have one source.
         if self._last is None or self._last[0] is not source:
             layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in source.tensors().values())
             size = (len(minibatch.index), minibatch.split, len(source))
             settings = self.settings
             key = (self.loss, id(settings.optimizer), settings.max_grad_norm, *size, layout)
-            if key not in self._updates:
-                self._updates[key] = self._compile_and_compare(minibatch, coefficients)
-            self._last = source, self._updates[key]
+            if key not in updates:
+                updates[key] = self._compile_and_compare(minibatch, coefficients)
+            self._last = source, updates[key]
         if (update := self._last[1]) is None:
             return super().__call__(minibatch, *coefficients)
         with self.executor.take_turn():

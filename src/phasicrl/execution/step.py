@@ -176,8 +176,7 @@ class CompiledUpdate:
             return pytree.tree_unflatten(list(tensors[: len(flat)]), spec)
 
         def compute_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
-            gradients, terms = self._compute_gradients(to_inputs(tensors))
-            return (*gradients, terms)
+            return self._compute_gradients(to_inputs(tensors))
 
         def run_update(*tensors: Tensor) -> Tensor:
             return self._clip_and_step(to_inputs(tensors), list(tensors[len(flat) :])).reshape(1)
@@ -200,8 +199,8 @@ class CompiledUpdate:
 
         return run_step_of_ranks
 
-    def _compute_gradients(self, inputs: _Inputs) -> tuple[list[Tensor], Tensor]:
-        """Return the gradient of each parameter, and the terms of the loss, `[n]`."""
+    def _compute_gradients(self, inputs: _Inputs) -> tuple[Tensor, ...]:
+        """Return the gradient of each parameter, and behind them the terms of the loss, `[n]`."""
         base = self._example
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
         minibatch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.split)
@@ -213,9 +212,9 @@ class CompiledUpdate:
                 tensors,
                 lambda: self._loss(minibatch.select(), *inputs.coefficients),
             )
-            gradients = list(torch.autograd.grad(value, leaves))
+            gradients = torch.autograd.grad(value, leaves)
         self.names = (*terms, self._settings.grad_norm_name)
-        return gradients, torch.stack([term.detach() for term in terms.values()])
+        return (*gradients, torch.stack([term.detach() for term in terms.values()]))
 
     def _clip_and_step(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip the gradients, step, and return the norm before clipping, 0-d."""
