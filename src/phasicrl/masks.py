@@ -11,7 +11,7 @@ from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, 
 from phasicrl.spaces import KeyPath, count_choices, format_location
 
 
-def flatten_mask(space: Space[Any], mask: Any) -> np.ndarray:
+def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray:
     """Flatten an environment's mask to `[sum(count_choices(space))]` bool, true where allowed.
 
     Args:
@@ -19,26 +19,11 @@ def flatten_mask(space: Space[Any], mask: Any) -> np.ndarray:
         mask: booleans, or zeros and ones: either one array of that length, or one mask for each
             part of the space, in a mapping for `Dict` and a sequence for `Tuple`, `MultiDiscrete`
             and `MultiBinary`. None for a part allows everything in it.
+        path: path of the space if it is a part of another one, for messages.
 
     Raises:
         ValueError: the mask has another length or structure, or other values.
     """
-    return _flatten_part(space, mask, ())
-
-
-def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
-    """Find the first environment and component in which masks `[B, sum(widths)]` allow nothing."""
-    if not widths:
-        return None
-    has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *widths])[:-1], axis=1)
-    if has_choice.all():
-        return None
-    index, component = np.argwhere(~has_choice)[0]
-    return int(index), int(component)
-
-
-def _flatten_part(space: Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
-    """Flatten the mask of the part of a space at `path`."""
     size = sum(count_choices(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
@@ -55,7 +40,18 @@ def _flatten_part(space: Space[Any], mask: Any, path: KeyPath) -> np.ndarray:
         parts = ", or one mask for each part of the space" if has_parts else ""
         rule = f"for {space}: shape ({size},){parts}"
         raise ValueError(f"an action mask of {given}{location}; expected {rule}")
-    return np.concatenate([_flatten_part(part, each, (*path, key)) for key, part, each in masks])
+    return np.concatenate([flatten_mask(part, each, (*path, key)) for key, part, each in masks])
+
+
+def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
+    """Find the first environment and component in which masks `[B, sum(widths)]` allow nothing."""
+    if not widths:
+        return None
+    has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *widths])[:-1], axis=1)
+    if has_choice.all():
+        return None
+    index, component = np.argwhere(~has_choice)[0]
+    return int(index), int(component)
 
 
 def _split_mask(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any], Any]] | None:
