@@ -17,7 +17,6 @@ import functools
 import importlib.util
 import os
 import struct
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +48,7 @@ def load_qt() -> str:
     Raises:
         ImportError: Qt cannot be loaded; the message has remedies.
     """
-    if not sys.platform.startswith("linux") or envpool_bundles_qt():
+    if envpool_bundles_qt():
         return "not needed"
     if all(_try_load(name) for name in QT_LIBRARIES):
         return "system"
@@ -87,7 +86,7 @@ def load_graphics_libraries() -> str:
     Raises:
         ImportError: the stand-ins cannot be loaded; the message has remedies.
     """
-    if not sys.platform.startswith("linux") or not envpool_bundles_qt():
+    if not envpool_bundles_qt():
         return "not needed"
     absent = {
         name: functions for name, functions in GRAPHICS_LIBRARIES.items() if not _try_load(name)

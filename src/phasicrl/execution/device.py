@@ -78,7 +78,6 @@ def keep_freed_memory() -> None:
     IMPALA network's time with micro-batches of 64 images, and more than half with 2,048
     (docs/performance.md).
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    glibc = ctypes.CDLL(None)
+    glibc.mallopt(_M_MMAP_MAX, 0)
+    glibc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
