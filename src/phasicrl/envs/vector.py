@@ -100,10 +100,9 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _reset(self) -> FirstObs:
         with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._first = self._first or self._reset_vector(), None
-            rows = np.ones(self.num_envs, bool)
             stored = self._pack_and_check(obs, "reset").copy()
             warn_of_extra_keys(self.name, self._properties, obs)
-            return stored, self._read_mask(obs, info, rows)
+            return stored, self._read_mask(obs, info, np.ones(self.num_envs, bool))
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         describe_action = functools.partial(self._actions.describe_out_of_bounds, action)
@@ -119,16 +118,14 @@ class CustomVectorEnv(NumpyVectorEnv):
             rows[0] = self._check_reward(rows[0])
             kinds = zip((np.float32, bool, bool), rows, strict=True)
             reward, terminated, truncated = (np.array(row, kind) for kind, row in kinds)
-            ended = terminated | truncated
+            ended, has_reset = terminated | truncated, self._mode is AutoresetMode.SAME_STEP
+            mask = self._read_mask(obs, info, ~ended | has_reset)
             if not ended.any():
-                mask = self._read_mask(obs, info, ~ended)
                 return NumpyStep(stored, reward, terminated, truncated, None, mask)
             final_obs = stored.copy()
-            if self._mode is AutoresetMode.SAME_STEP:
-                mask = self._read_mask(obs, info, np.ones(self.num_envs, bool))
+            if has_reset:
                 final_obs[ended] = self._final_obs(info, ended)
             else:
-                mask = self._read_mask(obs, info, ~ended)
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
                 first = self._pack_and_check(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
