@@ -226,8 +226,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])
             env_action = map_leaves(self._properties.action_space, lambda part: part[0], batch)
-            result = check_tuple(self.env.step(env_action), 5)
-            obs, reward, terminated, truncated, info = result
+            obs, reward, terminated, truncated, info = check_tuple(self.env.step(env_action), 5)
             number = np.asarray(reward)
             if number.size != 1 or number.dtype.kind not in NUMBERS:
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"

@@ -172,9 +172,8 @@ def _names(prefix: str) -> dict[Backend, Collection[str]]:
     Raises:
         ImportError: the back end of tensors is not installed.
     """
-    for backend in SIMULATORS:
-        if backend == prefix:
-            return {backend: _import_simulators(backend).list_names()}
+    if prefix in SIMULATORS:
+        return {prefix: _import_simulators(prefix).list_names()}
     names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.get_family_by_task()

@@ -59,12 +59,11 @@ class PartialObservation(_VectorEnvWrapper):
             ValueError: observations are not vectors, or do not have these components.
         """
         super().__init__(envs)
-        space = envs.observation_space
+        space: Any = envs.observation_space
         size = space.shape[0] if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else 0
         if not components or not set(components) <= set(range(size)):
             text = f"{envs.name}: env.observe is {components}, and observations are {space}"
             raise ValueError(f"{text}; expected components of a vector, counted from 0")
-        assert isinstance(space, gym.spaces.Box)
         self._components = torch.tensor(components, device=self.device)
         low, high = (bound[list(components)] for bound in (space.low, space.high))
         self.observation_space: gym.Space[Any] = gym.spaces.Box(low, high, dtype=space.dtype.type)

@@ -90,9 +90,8 @@ def make_plan(
             return compute.micro_batch
         return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
-    num_threads = compute.num_threads or (
-        num_cores if has_large_minibatches(config, has_images) else 1
-    )
+    usual_threads = num_cores if has_large_minibatches(config, has_images) else 1
+    num_threads = compute.num_threads or usual_threads
     # Two runs that each use half of the cores can compute at the same time.
     fills_cores = num_threads > 1 and 2 * num_threads > num_cores
     return Plan(

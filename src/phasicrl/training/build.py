@@ -293,9 +293,8 @@ def _build_run(
     world.broadcast_(list(agent.state_dict().values()))
     executor = Executor(plan, log=log.show_message, world=world)
     is_pure = isinstance(envs, TensorVectorEnv) and envs.is_pure and envs.device == executor.device
-    is_fused = is_pure and plan.compiled
     # All processes share the noise of actions, but each shuffles its minibatches differently.
-    collector = (FusedCollector if is_fused else Collector)(
+    collector = (FusedCollector if is_pure and plan.compiled else Collector)(
         envs, agent, generator=Generator().manual_seed(derive_seed(config.seed, "action")),
         executor=executor, bootstrap_truncation=config.ppo.bootstrap_truncation,
     )  # fmt: skip
