@@ -152,13 +152,12 @@ class Collector:
 
         The actions as drawn, their log-probabilities, masks and values are stored in the rollout.
         """
-        mask = None
+        noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
+        inputs = [self._obs, self._first, self._state, self.executor.upload(noise)]
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, f"{self.envs.name} returned no action masks"
             rollout.action_mask[:, t] = mask = self.executor.upload(self.envs.action_mask)
-        noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
-        noise = self.executor.upload(noise)
-        inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
+            inputs.append(mask)
         outputs = self.executor.call_compiled(self._policy_step, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
@@ -186,8 +185,7 @@ class Collector:
 
     def _compute_value(self, segments: Samples) -> Tensor:
         """Compute the values `[S, L]` of segments."""
-        inputs = (segments.obs, segments.first, segments.state)
-        return self.agent.value(*inputs, precision=self._precision)
+        return self.agent.value(*segments.inputs, precision=self._precision)
 
     def _find_truncations(
         self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]

@@ -35,7 +35,7 @@ from phasicrl.rollout import (
     PolicySamples,
     Rollout,
     Samples,
-)  # fmt: skip
+)
 
 LossTerms = dict[str, Tensor]
 """Terms of a loss, 0-d, by the names of their metrics."""
@@ -70,14 +70,13 @@ class PolicyPhaseLoss:
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
         """Return the mean loss and its terms; for coefficients, see `Learner.loss_coefficients`."""
         agent, precision = self.module, self.precision
-        inputs = (samples.obs, samples.first, samples.state)
         # Run only the networks that are trained.
         if not self.with_policy:
-            return self._value_loss(agent.value(*inputs, precision=precision), samples)
+            return self._value_loss(agent.value(*samples.inputs, precision=precision), samples)
         if not self.with_value:
-            policy, _ = agent.policy(*inputs, samples.action_mask, precision=precision)
+            policy, _ = agent.policy(*samples.inputs, samples.action_mask, precision=precision)
             return self._policy_loss(policy, samples, coefficients)
-        output = agent(*inputs, samples.action_mask, precision=precision)
+        output = agent(*samples.inputs, samples.action_mask, precision=precision)
         policy_loss, policy_terms = self._policy_loss(output.policy, samples, coefficients)
         value_loss, value_terms = self._value_loss(output.value, samples)
         return policy_loss + value_loss, policy_terms | value_terms
@@ -155,18 +154,16 @@ class AuxiliaryLoss:
         self, samples: AuxiliarySamples, *coefficients: Tensor
     ) -> tuple[Tensor, LossTerms]:
         """Return the mean loss of a minibatch, and its terms."""
-        agent, aux = self.module, self.aux
-        inputs = (samples.obs, samples.first, samples.state, samples.action_mask)
+        agent, aux, weight = self.module, self.aux, samples.weight
+        inputs = (*samples.inputs, samples.action_mask)
         output = agent(*inputs, precision=self.precision, in_aux_phase=True)
         assert output.aux_value is not None, "the auxiliary phase needs an auxiliary head"
         # Penalize changes of the policy, and train both value heads.
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)
         aux_value, value, target = map(agent.scale_for_loss, values)
-        aux_loss = objectives.weighted_mean(
-            objectives.value_loss(aux_value, target), samples.weight
-        )
-        real_loss = objectives.weighted_mean(objectives.value_loss(value, target), samples.weight)
+        aux_loss = objectives.weighted_mean(objectives.value_loss(aux_value, target), weight)
+        real_loss = objectives.weighted_mean(objectives.value_loss(value, target), weight)
         terms = {
             "losses/aux/kl_loss": kl,
             "losses/aux/aux_value_loss": aux_loss,
@@ -322,7 +319,7 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
     precision = executor.precision("value")
 
     def compute_value(segments: Samples) -> Tensor:
-        return agent.value(segments.obs, segments.first, segments.state, precision=precision)
+        return agent.value(*segments.inputs, precision=precision)
 
     value = executor.infer_in_batches(rollout.segments(), compute_value)
     rollout.value.copy_(value)
@@ -430,13 +427,12 @@ def _shuffled_minibatches(
     samples = normalize_minibatches(samples, order, ppo, learner.executor.world)
     proximal = learner.proximal if update_policy else None
     for minibatch in samples.minibatches(ppo.num_minibatches, order, unit=unit):
-        if proximal is None:
-            yield minibatch
-            continue
-        minibatch = minibatch.copy()
-        params = compute_dist_params(proximal.agent, minibatch.source, executor=learner.executor)
-        source = dataclasses.replace(minibatch.source, old_dist_params=params)
-        yield dataclasses.replace(minibatch, source=source)
+        if proximal is not None:
+            minibatch, executor = minibatch.copy(), learner.executor
+            params = compute_dist_params(proximal.agent, minibatch.source, executor=executor)
+            source = dataclasses.replace(minibatch.source, old_dist_params=params)
+            minibatch = dataclasses.replace(minibatch, source=source)
+        yield minibatch
 
 
 @torch.no_grad()
@@ -570,7 +566,7 @@ def compute_dist_params(
     """
 
     def run_policy(segments: Samples) -> Tensor:
-        inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
+        inputs = (*segments.inputs, segments.action_mask)
         return agent.policy(*inputs, precision=executor.precision(kl_phase))[0].dist_params
 
     return executor.infer_in_batches(segments, run_policy, phase=kl_phase)
@@ -585,7 +581,7 @@ def estimate_rollout_kl(
 
     def compute_log_prob(segments: Samples) -> Tensor:
         assert isinstance(segments, PolicySamples)
-        inputs = (segments.obs, segments.first, segments.state, segments.action_mask)
+        inputs = (*segments.inputs, segments.action_mask)
         return agent.policy(*inputs, precision=precision)[0].log_prob(segments.action)
 
     log_prob = executor.infer_in_batches(samples, compute_log_prob)

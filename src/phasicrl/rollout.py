@@ -50,6 +50,11 @@ class Samples(_Tensors):
         return len(self.obs)
 
     @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs of the networks: observations, first steps of episodes and memory states."""
+        return self.obs, self.first, self.state
+
+    @property
     def has_memory(self) -> bool:
         """Return whether the networks have a memory, which needs whole sequences."""
         return self.state.shape[-1] > 0
