@@ -577,14 +577,8 @@ def estimate_rollout_kl(
     agent: Agent, samples: PolicySamples, *, executor: Executor, estimate: Literal["k1", "k3"]
 ) -> float:
     """Estimate the mean of KL(behavior policy ‖ current policy) over samples of the rollout."""
-    precision = executor.precision("policy")
-
-    def compute_log_prob(segments: Samples) -> Tensor:
-        assert isinstance(segments, PolicySamples)
-        inputs = (*segments.inputs, segments.action_mask)
-        return agent.policy(*inputs, precision=precision)[0].log_prob(segments.action)
-
-    log_prob = executor.infer_in_batches(samples, compute_log_prob)
+    params = compute_dist_params(agent, samples, executor=executor)
+    log_prob = agent.policy_head.distribution(params).log_prob(samples.action)
     k1, k3 = objectives.estimate_kl_k1_and_k3(log_prob, samples.old_log_prob)
     mean = float(objectives.weighted_mean(k1 if estimate == "k1" else k3, samples.weight))
     return executor.world.average_record({estimate: mean})[estimate]
