@@ -227,6 +227,7 @@ class ActionLayout:
         space: action space of one environment.
         shape: shape of one flat action, `()` or `(K,)`.
         dtype: dtype of flat actions, int64 or float32.
+        num_choices: number of choices of each component, `[K]`; 0 for components of a `Box`.
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -240,15 +241,14 @@ class ActionLayout:
             num_choices.append(_num_choices(leaf).reshape(-1))
             names += [path if size == 1 else (*path, index) for index in range(size)]
         has_box = any(isinstance(leaf, Box) for _, leaf, _ in self._leaves)
-        is_plain = isinstance(space, Discrete)
-        self.shape: tuple[int, ...] = () if is_plain else (len(names),)
+        self.shape: tuple[int, ...] = () if isinstance(space, Discrete) else (len(names),)
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if has_box else np.int64)
-        self._num_choices = np.concatenate(num_choices)  # [K], zero for components of a Box
-        self._discrete = np.flatnonzero(self._num_choices)
-        # [C], first column of each discrete component in a mask
+        self.num_choices = np.concatenate(num_choices)
+        self._discrete = np.flatnonzero(self.num_choices)
         # First numbers of the parts, unless all count from zero; no arrays, for `torch.compile`.
         starts = {path: _start(leaf).tolist() for path, leaf in leaves(space)}
         self._starts = starts if any(np.any(start) for start in starts.values()) else {}
+        # [C], first column of each discrete component in a mask
         self._mask_offsets = np.cumsum([0, *count_choices(space)])[:-1]
         self._names = names
 
@@ -306,7 +306,7 @@ class ActionLayout:
             raise ValueError(
                 f"{name}: the actions are {given}; expected a tensor of {kind} of shape {shape}"
             )
-        rows, ends = action.reshape(num_envs, len(self._names)), self._num_choices
+        rows, ends = action.reshape(num_envs, len(self._names)), self.num_choices
         self._check_none(name, rows, ~np.isfinite(rows), "is not finite; a network has diverged")
         outside = (rows < 0) | (rows >= ends) | (rows != np.floor(rows))
         self._check_none(name, rows, outside & (ends > 0), "is outside of 0 … {last} (integers)")
@@ -319,7 +319,7 @@ class ActionLayout:
     def _is_valid_discrete(self, action: np.ndarray, num_envs: int) -> bool:
         """Return whether actions are valid choices of a plain `Discrete` space, checked fast."""
         is_batch = not self.shape and action.dtype.kind == "i" and action.shape == (num_envs,)
-        return bool(is_batch and action.min() >= 0 and action.max() < self._num_choices[0])
+        return bool(is_batch and action.min() >= 0 and action.max() < self.num_choices[0])
 
     def _check_none(self, name: str, rows: np.ndarray, bad: np.ndarray, text: str) -> None:
         """Raise an error about the first of actions `[B, K]` that is `bad` `[B, K]`, if any.
@@ -331,7 +331,7 @@ class ActionLayout:
         index, i = map(int, np.argwhere(bad)[0])
         component = f", component {i} ({format_path(self._names[i])})" if self.shape else ""
         given = f"action {rows[index, i]} for environment {index}{component}"
-        raise ValueError(f"{name}: {given} {text.format(last=self._num_choices[i] - 1)}")
+        raise ValueError(f"{name}: {given} {text.format(last=self.num_choices[i] - 1)}")
 
 
 def as_float32(space: Space[Any]) -> Space[Any]:

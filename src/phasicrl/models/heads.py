@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +15,7 @@ from torch.nn import functional
 
 from phasicrl.config import ActionConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
-from phasicrl.spaces import count_choices, leaves
+from phasicrl.spaces import ActionLayout, leaves
 
 
 class PolicyHead(nn.Module):
@@ -68,13 +67,12 @@ class PolicyHead(nn.Module):
         self, space: gym.Space[Any], action: ActionConfig, make_layer: Callable[[int], nn.Module]
     ) -> None:
         super().__init__()
-        parts = [leaf for _, leaf in leaves(space)]
-        boxes = [part for part in parts if isinstance(part, gym.spaces.Box)]
+        boxes = [part for _, part in leaves(space) if isinstance(part, gym.spaces.Box)]
         for box in boxes:
             _check_bounds(box, action)
         self.action, self.rescales = action, action.rescale or action.squash == "tanh"
-        part_widths = [count_choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
-        self.widths = widths = list(chain(*part_widths))
+        layout = ActionLayout(space)
+        self.widths = widths = layout.num_choices.tolist()
         kinds = sorted(set(widths), key=lambda width: (width == 0, width))
         order = [column for kind in kinds for column, width in enumerate(widths) if width == kind]
         options = torch.arange(sum(widths)).split(widths)
@@ -85,9 +83,7 @@ class PolicyHead(nn.Module):
         self.num_continuous = n = widths.count(0)
         self.mask_size = sum(widths)
         self.num_dist_params = self.mask_size + 2 * n
-        self.action_shape: tuple[int, ...] = (len(widths),)
-        if isinstance(space, gym.spaces.Discrete):
-            self.action_shape = ()
+        self.action_shape = layout.shape
         self.action_dtype = torch.float32 if n else torch.int64
         low, high = bounds = _stack_bounds(boxes)
         unit = (2 if self.rescales else high - low) if action.std == "range" else 1
