@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +85,7 @@ def test_nothing_added_is_an_empty_record_and_no_weight_is_nan() -> None:
 
 
 def test_a_row_holds_the_place_in_the_run_and_every_metric(tmp_path: Path, clock: Clock) -> None:
-    with MetricsLog(tmp_path, config()) as log:
+    with closing(MetricsLog(tmp_path, config())) as log:
         clock.now += 2.5
         record = {"own/x": 2.0, "losses/entropy": 0.25, "charts/num_episodes": 3}
         log.write(record, env_steps=128, iteration=1, phase=0)
@@ -94,7 +95,7 @@ def test_a_row_holds_the_place_in_the_run_and_every_metric(tmp_path: Path, clock
 
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, config()) as log:
+    with closing(MetricsLog(tmp_path, config())) as log:
         record: Any = {"losses/entropy": math.nan, "losses/value_loss": math.inf}
         record["losses/policy_loss"] = torch.tensor(-math.inf)
         log.write(record, env_steps=128, iteration=1, phase=0)
@@ -105,20 +106,20 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
 
 
 def test_a_row_is_on_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, config()) as log:
+    with closing(MetricsLog(tmp_path, config())) as log:
         write_rows(log, 1, 2)
         assert [row["charts/SPS"] for row in RunDirectory(tmp_path).metrics()] == [1.0, 2.0]
 
 
 def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
-    with MetricsLog(tmp_path, config()) as log:
+    with closing(MetricsLog(tmp_path, config())) as log:
         for iteration in range(1, 6):
             clock.now += 10
             write_rows(log, iteration, iteration)
             if iteration == 3:
                 kept = log.state_dict()
     clock.now += 10_000  # the pause between the two processes is not part of the run
-    with MetricsLog(tmp_path, config(), saved=kept) as log:
+    with closing(MetricsLog(tmp_path, config(), saved=kept)) as log:
         assert log.state_dict() == kept
         clock.now += 10
         write_rows(log, 4, 4)
@@ -132,7 +133,7 @@ def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) 
     kept: dict[str, Any] | None = None
     epochs: Any = {"phase": "policy", "epoch": 1}
     for part, asked in enumerate([False, True, False, True]):
-        with MetricsLog(tmp_path, config(epochs=asked), saved=kept) as log:
+        with closing(MetricsLog(tmp_path, config(epochs=asked), saved=kept)) as log:
             log.write_epoch({}, env_steps=part, iteration=part, **epochs)
             kept = log.state_dict()
             log.write_epoch({}, env_steps=99, iteration=99, **epochs)  # after the checkpoint
@@ -144,13 +145,13 @@ def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) 
     "tail", ['{"env_steps": 384, "iter', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12"]
 )
 def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
-    with MetricsLog(tmp_path, config()) as log:
+    with closing(MetricsLog(tmp_path, config())) as log:
         write_rows(log, 1, 2)
         kept = log.state_dict()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(tail)
     assert len(RunDirectory(tmp_path).metrics()) == 2
-    with MetricsLog(tmp_path, config(), saved=kept) as log:
+    with closing(MetricsLog(tmp_path, config(), saved=kept)) as log:
         write_rows(log, 3, 3)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["env_steps"] for line in lines] == [BATCH, 2 * BATCH, 3 * BATCH]
@@ -164,7 +165,7 @@ def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, config()) as log:
+    with closing(MetricsLog(tmp_path, config())) as log:
         write_rows(log, 1, 1)
     with pytest.raises(FileExistsError, match=r"metrics\.jsonl"):
         MetricsLog(tmp_path, config())
@@ -174,7 +175,7 @@ def test_of_several_processes_those_that_log_nothing_have_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # so that whatever is written would be seen
-    with MetricsLog(None, config(console="plain", tensorboard=True, epochs=True)) as log:
+    with closing(MetricsLog(None, config(console="plain", tensorboard=True, epochs=True))) as log:
         log.show_stage("rollout")
         write_rows(log, 1, 1)
         log.show_message("hello")
@@ -193,7 +194,7 @@ def tensorboard_scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_has_the_same_names_over_environment_steps(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, config(tensorboard=True)) as log:
+    with closing(MetricsLog(tmp_path, config(tensorboard=True))) as log:
         write_rows(log, 1, 2, losses__aux__kl_loss=0.5, losses__entropy=math.nan)
     assert tensorboard_scalars(tmp_path) == {
         "charts/SPS": [(BATCH, 1.0), (2 * BATCH, 2.0)],
@@ -208,12 +209,12 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(
     clock = Clock()
     module = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
     monkeypatch.setattr(module, "time", SimpleNamespace(time=clock))
-    with MetricsLog(tmp_path, config(tensorboard=True)) as log:
+    with closing(MetricsLog(tmp_path, config(tensorboard=True))) as log:
         write_rows(log, 1, 2)
         kept = log.state_dict()
         write_rows(log, 3, 4)
     clock.now += 1
-    with MetricsLog(tmp_path, config(tensorboard=True), saved=kept) as log:
+    with closing(MetricsLog(tmp_path, config(tensorboard=True), saved=kept)) as log:
         log.write({"charts/SPS": 30.0}, env_steps=3 * BATCH, iteration=3, phase=0)
     expected = [(BATCH, 1.0), (2 * BATCH, 2.0), (3 * BATCH, 30.0)]
     assert tensorboard_scalars(tmp_path)["charts/SPS"] == expected
@@ -238,7 +239,7 @@ def test_a_display_that_fails_is_silenced_and_loses_no_signal(
 
     monkeypatch.setattr(Display, "show_stage", draw)
     monkeypatch.setattr(console, "discard_output", lambda stream: None)
-    with MetricsLog(tmp_path, config(console="plain")) as log:
+    with closing(MetricsLog(tmp_path, config(console="plain"))) as log:
         log.show_stage("rollout")
         assert log._display.kind == "off"
         with pytest.raises(Interruption):
@@ -257,10 +258,10 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_keeps_its_id(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     (tmp_path / "run").mkdir()
     settings = config(wandb=True, wandb_project="games", wandb_entity="us")
-    with MetricsLog(tmp_path / "run", settings) as log:
+    with closing(MetricsLog(tmp_path / "run", settings)) as log:
         write_rows(log, 1, 1, losses__entropy=math.inf)
         kept = log.state_dict()
-    with MetricsLog(tmp_path / "run", settings, saved=kept) as log:
+    with closing(MetricsLog(tmp_path / "run", settings, saved=kept)) as log:
         write_rows(log, 2, 2)
     rows = [{"env_steps": n * BATCH, "charts/SPS": float(n)} for n in (1, 2)]
     assert wandb.log.call_args_list == [mock.call(row) for row in rows]

@@ -219,12 +219,6 @@ class MetricsLog:
         """
         self._close.close()
 
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class _Rows:
     """File to append rows to; rows that do not fit on a full disk wait for the next write.

@@ -287,7 +287,8 @@ def _build_run(
         _check_directory_is_shared(files, world)
         _check_evaluation_envs(config, files, envs)
         path = files.path if world.is_first else None
-        log = resources.enter_context(MetricsLog(path, config, saved=state and state["log"]))
+        log = MetricsLog(path, config, saved=state and state["log"])
+        resources.enter_context(closing(log))
     for message in messages:
         log.show_message(message)
     world.broadcast_(list(agent.state_dict().values()))
