@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -21,15 +21,19 @@ from phasicrl.config import MinibatchUnit
 from phasicrl.optimize import MeanAccumulator
 
 
+@dataclass(frozen=True, slots=True)
 class _Tensors:
     """Base class of dataclasses of tensors."""
 
-    __slots__ = ()
-
-    def tensors(self: Any) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by name, without those that are None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to every tensor, and return the results."""
+        changed = {name: function(value) for name, value in self.tensors().items()}
+        return dataclasses.replace(self, **changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Samples(_Tensors):
 
     def take(self, index: Tensor | slice) -> Self:
         """Return the sequences at `index`."""
-        return self._map(lambda tensor: tensor[index])
+        return self.map(lambda tensor: tensor[index])
 
     def as_transitions(self) -> Self:
         """Return each step as a sequence of length 1, `[S·L, 1, …]`, without copying.
@@ -70,7 +74,7 @@ class Samples(_Tensors):
         """
         width = self.state.shape[-1]
         assert not self.has_memory, f"steps depend on a memory state of width {width}"
-        steps = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
+        steps = self.map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
         return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 
     def random_order(self, *, unit: MinibatchUnit, generator: Generator) -> Int[Tensor, " M"]:
@@ -95,11 +99,6 @@ class Samples(_Tensors):
         split = unit == "segments" and not self.has_memory
         for start in range(0, len(samples), size):
             yield Minibatch(samples, order[start : start + size], split)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor."""
-        changed = {name: function(value) for name, value in self.tensors().items()}
-        return dataclasses.replace(self, **changed)
 
 
 S = TypeVar("S", bound=Samples)
@@ -307,8 +306,7 @@ class PhaseBuffer:
 
     def rollout(self, slot: int) -> Rollout:
         """Return the rollout in one slot, as views."""
-        views = {name: tensor[slot] for name, tensor in self.rollouts.tensors().items()}
-        return dataclasses.replace(self.rollouts, **views)
+        return self.rollouts.map(lambda tensor: tensor[slot])
 
     def clear(self) -> None:
         """Mark all slots as free; later rollouts overwrite them."""
@@ -333,5 +331,4 @@ class PhaseBuffer:
     def segments(self) -> Samples:
         """Return all segments of the phase as views, `[K·B, T, …]`."""
         assert self.is_full, f"{self.num_filled} of {self.num_rollouts} rollouts are filled"
-        views = {name: tensor.flatten(0, 1) for name, tensor in self.rollouts.tensors().items()}
-        return dataclasses.replace(self.rollouts, **views).segments()
+        return self.rollouts.map(lambda tensor: tensor.flatten(0, 1)).segments()
