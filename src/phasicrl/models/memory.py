@@ -81,13 +81,11 @@ class RecurrentMemory(nn.Module):
         piece = begins.flatten().cumsum(0) - 1
         length = piece.bincount()
         longest_first = length.argsort(descending=True, stable=True)
-        rank = torch.empty_like(longest_first)
-        rank[longest_first] = torch.arange(len(length), device=rank.device)
+        rank = longest_first.argsort()  # the inverse permutation
         # [S·L], index of each step in its piece
         step = torch.arange(len(piece), device=piece.device) - (length.cumsum(0) - length)[piece]
         order = (step * len(length) + rank[piece]).argsort()
-        all_steps = torch.arange(int(length.max()), device=length.device)
-        batch_sizes = (length.unsqueeze(0) > all_steps.unsqueeze(1)).sum(1)
+        batch_sizes = step.bincount()
 
         # Only the first piece of a sequence starts from its state, unless it begins an episode.
         start = state.new_zeros(len(length), self.state_size)
