@@ -32,16 +32,16 @@ def clip_gradients(
     Networks have separate norms, so that a large value loss does not shrink the policy's step.
 
     Args:
-        networks: gradients of each network, at least one.
+        networks: gradients of each network, none for one that is not trained, but not of all.
         max_norm: maximum norm; None clips nothing.
         foreach: whether to use kernels for many tensors, or an operation per tensor, which a
             compiler fuses.
 
     Returns:
-        The gradients, and the norm of all of them before clipping, 0-d.
+        The gradients of trained networks, and the norm of all of them before clipping, 0-d.
     """
     clipped, norms = [], []
-    for network in networks:
+    for network in filter(None, networks):
         gradients = list(network)
         if foreach:
             norm = torch.stack(torch._foreach_norm(gradients)).norm()

@@ -76,9 +76,7 @@ def clip_and_step_(settings: StepSettings) -> Tensor:
     gradients = [[p.grad for p in network if p.grad is not None] for network in trained]
     if settings.mean is not None:
         settings.mean(list(chain(*gradients)))
-    clipped, norm = optimize.clip_gradients(
-        [network for network in gradients if network], settings.max_grad_norm, foreach=True
-    )
+    clipped, norm = optimize.clip_gradients(gradients, settings.max_grad_norm, foreach=True)
     parameters, steps = list(chain(*trained)), list(chain(*clipped))
     optimize.step_optimizer_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
     return norm
@@ -126,11 +124,8 @@ class CompiledUpdate:
         named = dict(loss.module.named_parameters())
         value, _ = loss(minibatch.select(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
-        trained = {
-            name: parameter
-            for (name, parameter), gradient in zip(named.items(), gradients, strict=True)
-            if gradient is not None
-        }
+        pairs = zip(named.items(), gradients, strict=True)
+        trained = dict(item for item, gradient in pairs if gradient is not None)
         parameters = list[Tensor](trained.values())
         moments = optimize.get_adam_state(settings.optimizer, parameters)
         self.state = (parameters, *moments)
@@ -146,9 +141,7 @@ class CompiledUpdate:
             return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
         self._members = [sorted(find_trained_indices(group["params"])) for group in self._groups]
-        self._networks = [
-            group for part in settings.networks if (group := find_trained_indices(part))
-        ]
+        self._networks = [find_trained_indices(network) for network in settings.networks]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
