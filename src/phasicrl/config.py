@@ -896,9 +896,6 @@ def get_option_docs(group: type) -> Mapping[str, str]:
     assert isinstance(tree, ast.ClassDef)
     texts: dict[str, str] = {}
     for above, below in pairwise(tree.body):
-        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
-            value = below.value if isinstance(below, ast.Expr) else None
-            text = str(value.value) if isinstance(value, ast.Constant) else ""
-            texts[above.target.id] = inspect.cleandoc(text)
-    texts.pop("_prefix", None)
+        if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
+            texts[ast.unparse(above.target)] = inspect.cleandoc(ast.literal_eval(below.value))
     return texts
