@@ -76,6 +76,10 @@ class _Outcome(NamedTuple):
     mask: Tensor | None = None
 
 
+_First = tuple[Tensor, Tensor, Tensor | None]
+"""First observations `[B, …]`, whether all are valid, 0-d, and their masks `[B, A]` or None."""
+
+
 class TensorVectorEnv:
     """`VectorEnv` over a simulator.
 
@@ -126,9 +130,7 @@ class TensorVectorEnv:
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self.mask_size = sum(self._widths) if config.action_masks and MASK in info else 0
-            self._first: tuple[Tensor, Tensor, Tensor | None] | None = (
-                *self._pack(obs), self._read_mask(info),
-            )  # fmt: skip
+            self._first: _First | None = (*self._pack(obs), self._read_mask(info))
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""

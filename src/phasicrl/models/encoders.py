@@ -239,10 +239,7 @@ class ObservationReader(nn.Module):
         widths = [flatdim(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
-        values |= {
-            path: x.unflatten(-1, part.shape) if part.shape else x.squeeze(-1)
-            for (path, part), x in pairs
-        }
+        values |= {path: x.reshape(-1, *part.shape) for (path, part), x in pairs}
         return self.layout.assemble(values)
 
 

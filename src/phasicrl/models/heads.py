@@ -93,8 +93,7 @@ class PolicyHead(nn.Module):
         self.option_order = nn.Buffer(option_order, persistent=False)
         self.mask_order = nn.Buffer(option_order.argsort(), persistent=False)
         self.bounds = nn.Buffer(bounds, persistent=False)
-        fixed_std = torch.full((n,), action.std_value) * unit
-        self.fixed_std = nn.Buffer(fixed_std, persistent=False)
+        self.fixed_std = nn.Buffer(torch.full((n,), action.std_value) * unit, persistent=False)
         self.log_std = None
         if action.std == "parameter" and n:
             self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value)))

@@ -495,8 +495,7 @@ class Run:
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
         chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
         if (progress := self.buffer.progress) is not None:
-            dist_params = progress.old_dist_params
-            chunks[self._old_policy_name] = lambda: {"dist_params": dist_params}
+            chunks[self._old_policy_name] = lambda: {"dist_params": progress.old_dist_params}
         return chunks
 
     @property
