@@ -233,12 +233,11 @@ class Collector:
         first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.executor.device)
         first[: len(self._obs), 0] = self._first
         value = self.agent.value(obs.unsqueeze(1), first, state, precision=self._precision)[:, 0]
+        last, *finals = value.split([len(self._obs), *(len(envs) for _, envs, _, _ in truncations)])
         rollout.next_value[:, :-1] = rollout.value[:, 1:]
-        rollout.next_value[:, -1] = value[: len(self._obs)]
-        start = len(self._obs)
-        for t, envs, final_obs, _ in truncations:
-            rollout.next_value[envs, t] = value[start : start + len(final_obs)]
-            start += len(final_obs)
+        rollout.next_value[:, -1] = last
+        for (t, envs, _, _), final in zip(truncations, finals, strict=True):
+            rollout.next_value[envs, t] = final
 
 
 def require_finite(**outputs: Tensor) -> None:

@@ -82,14 +82,13 @@ class Executor:
         size = max(1, self.plan.inference_batch_size // num_steps)
         with self.explain_oom("running the networks on a rollout", "fewer env.num_envs"):
             for start in range(0, len(segments), size):
-                part, outputs = segments.take(slice(start, start + size)), []
+                part = segments.take(slice(start, start + size))
                 part = part if part.has_memory else part.as_transitions()
                 for piece, _ in self.micro_batches(part, phase=phase):
                     with self.take_turn():
-                        outputs.append(function(piece))
-                output = torch.cat(outputs)
-                results.append(output.reshape(-1, num_steps, *output.shape[2:]))
-        return torch.cat(results)
+                        results.append(function(piece))
+            output = torch.cat(results)
+        return output.reshape(-1, num_steps, *output.shape[2:])
 
     def call_compiled(
         self, function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
@@ -130,9 +129,8 @@ class Executor:
             with torch.random.fork_rng(devices=[]):  # the same random numbers as the first call
                 results.append(each(*inputs))
         for actual, expected in zip(*results, strict=True):
-            close = torch.allclose(
-                actual.double(), expected.double(), rtol=1e-3, atol=1e-4, equal_nan=True
-            )
+            pair = actual.double(), expected.double()
+            close = torch.allclose(*pair, rtol=1e-3, atol=1e-4, equal_nan=True)
             # Bytes may be those of several floats, which rounding changes.
             if actual.dtype != torch.uint8 and not close:
                 self.log("acting runs eagerly: the compiled code returns other numbers here")
