@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import importlib.util
 import os
 import warnings

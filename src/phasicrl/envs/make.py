@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import importlib
 import importlib.util
 from collections.abc import Callable, Collection
 from contextlib import closing

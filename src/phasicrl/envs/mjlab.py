@@ -7,11 +7,10 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 import warp  # pyright: ignore[reportMissingImports]
-from gymnasium.spaces import Dict
+from gymnasium.spaces import Dict, Space
 from torch import Tensor
 
 from phasicrl.envs.bridge import RankEnvs
@@ -82,7 +81,7 @@ class MjlabEnv:
         return obs, {}
 
 
-def _convert(space: Any) -> gym.Space[Any]:
+def _convert(space: Any) -> Space[Any]:
     """Return Gymnasium's space of one of mjlab, where all boxes are unbounded."""
     if hasattr(space, "spaces"):
         return Dict([(name, _convert(part)) for name, part in space.spaces.items()])

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,9 @@ from phasicrl.execution import compiled
 from phasicrl.execution.plan import Phase
 from phasicrl.rollout import Minibatch, Samples
 
-S = TypeVar("S", bound=Samples)
 In = TypeVar("In", bound=Samples, contravariant=True)
 StepMetrics = tuple[tuple[str, ...], Tensor, float]
 """Names of the loss terms and the gradient norm, their values `[n]`, and number of samples."""
-MeanOverRanks = Callable[[Sequence[Tensor]], None]
-"""Function that replaces gradients by their means over all processes, in place."""
 
 
 class Loss(Protocol[In]):
@@ -51,14 +48,15 @@ class StepSettings:
         networks: parameters by network, which are clipped separately.
         optimizer: optimizer of the parameters.
         max_grad_norm: maximum gradient norm; None clips nothing.
-        mean: function that averages gradients over processes; None for one process.
+        mean: function that replaces gradients by their means over all processes, in place; None for
+            one process.
     """
 
     phase: Phase
     networks: Sequence[Sequence[nn.Parameter]]
     optimizer: Adam
     max_grad_norm: float | None
-    mean: MeanOverRanks | None = None
+    mean: Callable[[Sequence[Tensor]], None] | None = None
 
     @property
     def grad_norm_name(self) -> str:
@@ -115,8 +113,8 @@ class CompiledUpdate:
 
     def __init__(
         self,
-        loss: Loss[S],
-        minibatch: Minibatch[S],
+        loss: Loss[Any],
+        minibatch: Minibatch[Any],
         coefficients: tuple[Tensor, ...],
         settings: StepSettings,
     ) -> None:
@@ -152,7 +150,7 @@ class CompiledUpdate:
         self._fixed = pytree.tree_leaves(example[:4])
         self._call = self._compile(example)
 
-    def __call__(self, minibatch: Minibatch[S], coefficients: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]) -> Tensor:
         """Make a gradient step on a minibatch, and return the values of `names`, `[n]`."""
         for rate, group in zip(self._rates, self._groups, strict=True):
             rate.fill_(group["lr"])

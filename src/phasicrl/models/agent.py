@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
@@ -106,7 +105,7 @@ class Agent(nn.Module):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
             layout = self.reader.layout
-            stored = torch.from_numpy(np.zeros((2, *layout.shape), layout.dtype))
+            stored = torch.zeros(2, *layout.shape, dtype=getattr(torch, layout.dtype.name))
             inputs = select_keys(self.reader(stored), config.policy_obs)
             shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
             return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))

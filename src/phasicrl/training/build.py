@@ -364,7 +364,7 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     needs_final_obs = bootstraps and ppo.truncation_value == "final_obs"
     return PhaseBuffer(
         config.rollouts_per_phase, envs.num_envs, config.ppo.num_steps,
-        obs_shape=layout.shape, obs_dtype=torch.from_numpy(np.empty(0, layout.dtype)).dtype,
+        obs_shape=layout.shape, obs_dtype=getattr(torch, layout.dtype.name),
         action_shape=head.action_shape, action_dtype=head.action_dtype,
         state_size=agent.state_size, num_actions=envs.mask_size or None,
         has_weights=needs_final_obs and not envs.has_final_obs, device=head.order.device,
