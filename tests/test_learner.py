@@ -36,6 +36,13 @@ def test_the_learning_rate_follows_the_kl_in_the_policy_phase(
     assert learner.start_iteration()["charts/learning_rate"] == pytest.approx(2e-3 / 1.5)
 
 
+def test_one_network_has_one_learning_rate(tmp_path: Path) -> None:
+    """The option of a separate value network has no effect, as the run warns."""
+    changes = {"model.value_path": "shared", "ppo.value_learning_rate": 1e-3}
+    learner = open_run(tiny(tmp_path).with_updates(changes)).learner
+    assert learner.start_iteration() == {"charts/learning_rate": learner.config.ppo.learning_rate}
+
+
 def test_dormant_units_by_hand() -> None:
     """Mean 1, so that 0.025 is the bound; and where nothing moves, all are dormant."""
     assert dormant_fraction(torch.tensor([3.95, 0.0, 0.025, 0.025])) == pytest.approx(3 / 4)
