@@ -116,6 +116,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --log.tensorboard False", "--log.no-tensorboard"),
         ("train classic-ppo --log.tensorboard=false", "--log.no-tensorboard"),
         ("train classic-ppo --seed 3 4", "unknown argument '4'"),
+        ("train classic-ppo seed=3", "unknown argument 'seed=3'; expected --OPTION VALUE (did you"),
         ("train classic-ppo --model.hidden-sizes [64,32]", "expected 64 32, with"),
         ("train classic-ppo --model.hidden-sizes=64,32", "expected 64 32, with"),
         ("sweep make s classic-ppo --seeds 1,2,3", "expected 1 2 3, with"),

@@ -386,6 +386,9 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     flags = [f"--{path.replace('_', '-')}" for path in get_defaults()]
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
         return "; ".join(f"unknown option {name}{suggest_name(name, flags)}" for name in names)
+    if "=" in unknown[0]:  # such as seed=3
+        near = suggest_name(unknown[0].partition("=")[0], flags)
+        return f"unknown argument {unknown[0]!r}; expected --OPTION VALUE{near}"
     parts = [part for word in words for part in word.split("=", 1)]
     flag = parts[parts.index(unknown[0]) - 1]
     group, _, name = flag.rpartition(".")
