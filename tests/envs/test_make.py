@@ -158,6 +158,7 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
         (EnvConfig(id="envpool:CartPole-v1", options={"max_episode_steps": 30}), 30),
         (EnvConfig(id="gymnasium:Taxi-v4"), 200),
         (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": 30}), 30),
+        (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": "1e3"}), 1000),
         (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": -1}), None),
         (EnvConfig(id="procgen:starpilot"), None),
     ],

@@ -194,7 +194,8 @@ def episode_limit(config: EnvConfig) -> int | None:
         options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
     spec = _find_spec(name)
-    limit = int(config.options.get("max_episode_steps", spec.max_episode_steps or 0))
+    options = convert_make_options(spec, config.options)
+    limit: int = options.get("max_episode_steps", spec.max_episode_steps or 0)
     return limit if limit > 0 else None
 
 
