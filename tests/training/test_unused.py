@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.unused import find_unused_options
-from tests.helpers import Levers, corridor, tiny
+from tests.helpers import Levers, corridor, tiny, tiny_aux
 
 CORRIDOR: dict[str, dict[str, Any]] = {
     "env.num_threads": {"env.num_threads": 2},
@@ -61,6 +62,18 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
     envs = make_envs(config.env, seed=0, num_envs=1)
     envs.close()
     assert find_unused_options(config, envs, resolve(config.env.id)[0]) == {}
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_a_run_says_that_it_ends_before_its_first_auxiliary_phase(
+    iterations: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One would follow every second iteration here, but none follows the last of a run."""
+    config = tiny(tmp_path, aux=tiny_aux(every=1, run_every=2), total_env_steps=32 * iterations)
+    run = train(config.with_updates({"log.console": "plain"}), make_env=corridor)
+    warning = f"no auxiliary phase in {iterations} iterations; expected more than 2"
+    has_phase = any("time/auxiliary" in row for row in run.files.metrics())
+    assert (warning in capsys.readouterr().out) == (not has_phase) == (iterations < 3)
 
 
 def test_a_run_says_that_actions_may_leave_their_bounds(

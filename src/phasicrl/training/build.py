@@ -384,7 +384,7 @@ def _make_plan(config: Config, device: str, world: World, has_images: bool) -> P
 
 
 def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: Plan) -> list[str]:
-    """Return warnings about options without effect by missing condition, and about actions."""
+    """Return warnings about options without effect, actions, time limits, phases and bf16."""
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
     unused = find_unused_options(config, envs, backend)
@@ -400,9 +400,9 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: 
     if config.ppo.truncation_value == "rsl_rl":
         text = "warning: ppo.truncation_value is rsl_rl, which biases values at time limits"
         messages.append(f"{text}; expected final_obs, unless rsl_rl's numbers are reproduced")
-    if config.num_iterations < config.aux_phase_interval:
-        text = f"warning: no auxiliary phase in {config.num_iterations} iterations (aux.every is "
-        messages.append(f"{text}{config.aux_phase_interval}); expected more total_env_steps")
+    if config.has_auxiliary_phase and config.num_iterations <= config.aux_phase_interval:
+        text = f"warning: no auxiliary phase in {config.num_iterations} iterations; expected more "
+        messages.append(f"{text}than {config.aux_phase_interval}. Raise total_env_steps")
     if "bf16" in plan.precision.values() and not plan.on_gpu and get_cpu_capability() == "AVX2":
         text = "warning: bf16 is slower than fp32 on a processor without AVX-512"
         messages.append(f"{text}; expected compute.policy_precision and compute.aux_precision fp32")
