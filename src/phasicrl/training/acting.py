@@ -125,8 +125,10 @@ class TrainedAgent:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
             rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
-            if find_fully_blocked(count_choices(self.action_space), rows):
-                raise ValueError(f"mask is {mask}; expected one allowed choice in each component")
+            widths = count_choices(self.action_space)
+            if len(rows) != num_envs or find_fully_blocked(widths, rows):
+                rule = "a mask for each observation, with one allowed choice in each component"
+                raise ValueError(f"mask is {mask}; expected {rule}")
             masks = torch.from_numpy(rows)
         return AgentInput(torch.from_numpy(stored), self._first, self._state, masks), is_batch
 
