@@ -226,6 +226,9 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)
+        for policies in ("greedy", [], ["best"]):  # a text is a list of letters
+            with pytest.raises(ValueError, match="expected a list of greedy, sampled or both"):
+                evaluate(run.directory, policies=policies, make_env=corridor)  # type: ignore[arg-type]
 
 
 def lamp(size: int, actions: gym.Space[Any]) -> Callable[[], Spaces]:

@@ -196,6 +196,8 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
+    if not policies or not {*policies} <= {"greedy", "sampled"}:
+        raise ValueError(f"policies is {policies!r}; expected a list of greedy, sampled or both")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     env, objects = saved.config.env, {} if env_id else saved.env_objects
     changes = {"env.id": env_id or env.id, "env.options": {**env.options, **(env_options or {})}}
