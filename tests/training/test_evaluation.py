@@ -178,7 +178,7 @@ def test_environments_with_other_spaces_are_refused_before_the_training(tmp_path
     acrobot = "gymnasium:Acrobot-v1"
     named = r"observation_space Box\(4,\).*Acrobot-v1 has Box\(6,\).*action_space Discrete\(2\)"
     config = evaluated(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1"})
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=f"^the training has {named}"):
         train(config.with_updates({"evaluation.env_ids": (acrobot,)}))
     assert not list(tmp_path.iterdir())
     run = train(config)

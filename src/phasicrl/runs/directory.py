@@ -339,10 +339,11 @@ class RunDirectory:
         Raises:
             ValueError: kind or shape of a part differs; the message has both.
         """
+        source = "the training has" if trained else f"{self.path / CARD_FILE} says"
         trained = trained or self.card.get("spaces") or spaces
         both = [(part, trained.get(part), spaces.get(part)) for part in {**trained, **spaces}]
         text = "; ".join(
-            f"{self.path / CARD_FILE} says {part} {before}, and {name} has {now}"
+            f"{source} {part} {before}, and {name} has {now}"
             for part, before, now in both if before != now
         )  # fmt: skip
         if any(str(old).split(" of ")[0] != str(new).split(" of ")[0] for _, old, new in both):
