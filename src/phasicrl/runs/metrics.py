@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "charts/env_restarts": "Environments that were recreated after a failure (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
-    "charts/learned_fraction": "Fraction of steps that `ppo.collect_by` learns from (0 to 1).",
+    "charts/learned_fraction": "Fraction of steps to train on, if some are left out (0 to 1).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
     "charts/clip": "Clip range ε in the iteration, where it has a schedule (no unit).",
