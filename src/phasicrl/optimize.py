@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -207,8 +207,7 @@ class MeanAccumulator:
         """Return the sum and the weight of each metric, in alphabetical order."""
         totals: dict[str, tuple[float, float]] = {}
         for names, (sums, weight) in self._parts.items():
-            values = cast(list[float], sums.tolist())  # pyright: ignore[reportUnknownMemberType]
-            for name, value in zip(names, values, strict=True):
+            for name, value in zip(names, sums.tolist(), strict=True):
                 total, weights = totals.get(name, (0.0, 0.0))
                 totals[name] = total + value, weights + weight
         return dict(sorted(totals.items()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class MjlabEnv:
         """Reset every environment."""
         return self._envs.reset()[0], {}
 
-    def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step with actions `[B, K]`; the end of a finite horizon is a termination."""
         obs, reward, terminated, truncated, _ = self._envs.step(action)
         if self._envs.cfg.is_finite_horizon:

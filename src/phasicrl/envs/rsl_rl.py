@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ class RslRlEnv:
         """Return the current observations: a `VecEnv` has no seed, and has reset itself."""
         return self._observe(), {}
 
-    def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Mapping[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step every environment with its action `[B, K]`.
 
         Raises:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Generator, nn
 
 from phasicrl.config import Initialization
 
-Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
+Layer = nn.Linear | nn.Conv2d
 
 
 @dataclass(frozen=True, slots=True)
