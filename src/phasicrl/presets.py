@@ -132,7 +132,6 @@ _CLASSIC_PPO = Config(
 _CLASSIC_AUX = AuxConfig(
     every=8, epochs=3, num_minibatches=8, minibatch_by="auto", max_grad_norm=0.5
 )
-_CLASSIC_PPG = _CLASSIC_PPO.with_updates({"name": "classic-ppg", "aux": _CLASSIC_AUX})
 
 # Continuous control. Advantages are recomputed before each epoch and learning rates decay to zero,
 # to which Tianshou's authors attribute their results on MuJoCo; all else is common to published
@@ -351,8 +350,8 @@ PRESETS: dict[str, Preset] = {
                "openai/train-procgen with openai/baselines ppo2", "compat-cleanrl-ppo-procgen"),
         Preset(_CLASSIC_PPO, "PPO for vectors and discrete actions",
                "ours, tuned on CartPole-v1"),
-        Preset(_CLASSIC_PPG, "PPG for vectors and discrete actions",
-               "ours, tuned on CartPole-v1", "classic-ppo"),
+        Preset(_CLASSIC_PPO.with_updates({"name": "classic-ppg", "aux": _CLASSIC_AUX}),
+               "PPG for vectors and discrete actions", "ours, tuned on CartPole-v1", "classic-ppo"),
         Preset(_CLEANRL_CLASSIC, "CleanRL's ppo.py", "vwxyzjn/cleanrl, ppo.py", "classic-ppo"),
         Preset(_CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py",
                "vwxyzjn/cleanrl, ppo_continuous_action.py", "compat-cleanrl-ppo"),

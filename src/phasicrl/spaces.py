@@ -202,8 +202,7 @@ class ObservationLayout:
                 continue
             values = stored
             if self.is_tree:
-                values = stored[:, leaf.columns].view(leaf.dtype)
-                values = values.reshape(len(stored), *leaf.shape)
+                values = stored[:, leaf.columns].view(leaf.dtype).reshape(len(stored), *leaf.shape)
             if leaf.dtype == np.float32:
                 is_valid, what = np.isfinite(values), "is not finite"
             else:
