@@ -37,11 +37,12 @@ check: lint audit site test test-long test-slow test-mjlab test-jax test-faults 
 # The original Procgen, where it can be installed; else what compares with it is skipped.
 test-long: $(READY)  ## Run the tests that take ten seconds and more
 	-@$(MAKE) .peers/procgen2/.ready
-	$(BIN)/pytest -n $(WORKERS) -m long $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) -m long $(HOUR) $(ARGS)
 
-test-slow: $(READY)  ## Run the tests that train until something is learnt
+# Without the checks of shapes at every call, which torch.compile cannot follow.
+test-slow: $(READY)  ## Run the tests that train until something is learned
 	$(BIN)/pip install --quiet --constraint constraints.txt ray
-	$(BIN)/pytest -m slow $(HOUR) $(ARGS)
+	$(BIN)/pytest -q -o addopts= -m slow $(HOUR) $(ARGS)
 
 # In an environment of its own, where that can be made.
 test-mjlab:  ## Run the tests of mjlab's tasks; 2.3 GB on disk

@@ -17,6 +17,7 @@ import gymnasium as gym
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasicrl import phases
@@ -189,8 +190,10 @@ def test_steps_compiled_for_a_gpu_equal_eager_ones(
 ) -> None:
     """Compiled by the same call on a CPU, where PyTorch records no CUDA graphs."""
     monkeypatch.setattr(Plan, "on_gpu", True)
+    counters.clear()
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
+    assert not counters["graph_break"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
