@@ -123,6 +123,16 @@ def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Pa
         np.testing.assert_array_equal(policies[1](begun)["new_state"], other["new_state"])
 
 
+@pytest.mark.long
+def test_rounding_in_the_memory_of_images_is_accepted(tmp_path: Path) -> None:
+    """Features of orthogonal convolutions are in the hundreds, which rounds the state to 2e-5."""
+    image = gym.spaces.Box(0, 255, (24, 24, 3), np.uint8)
+    make_env = partial(Spaces, image, gym.spaces.Discrete(3))
+    config = tiny(tmp_path, model=ModelConfig(init="orthogonal", memory="lstm"))
+    run = train(config, make_env=make_env).directory
+    assert export_policy(run, make_env=make_env, observations=80).difference < 1e-4
+
+
 def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     """Discrete components are not in the order of their widths, with a number between them."""
     discrete, box = gym.spaces.Discrete, gym.spaces.Box
