@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode
+from torch import nn
 
-from phasicrl import Callbacks, Config, PPOConfig, cli, evaluate, resume, train
+from phasicrl import Callbacks, Config, PPOConfig, cli, evaluate, get_preset, resume, train
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -239,6 +241,12 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
         (Config, {"env": "CartPole-v1"}, "expected EnvConfig"),
         (Config().with_updates, {"changes": {"lr": 1e-3}}, r"ppo\.learning_rate"),
         (train, {"config": "cartpole-ppo"}, "get_preset"),
+        (train, {"config": Config(), "make_env": "a:b"}, "make_env is 'a:b'; expected a function"),
+        (
+            partial(train, get_preset("cartpole-ppo")),
+            {"make_encoder": nn.Linear(4, 2)},
+            "a network",
+        ),
     ],
 )
 def test_slips_in_python_are_answered_with_what_is_right(

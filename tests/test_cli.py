@@ -124,7 +124,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --output-dir=", "output_dir is empty"),
         ("train --seed 3", "the preset is --seed; expected"),
         ("train --from", "--from is empty; expected the path"),
-        ("train --from /nowhere/config.json", "/nowhere/config.json"),
+        ("train --from /nowhere/config.json", "/nowhere/config.json is not a run directory"),
         ("train classic-ppo --env.id carpole", "did you mean 'CartPole-v1'"),
         ("train procgen-ppg --env.id bigfsh", "did you mean 'bigfish'"),
         ("train procgen-ppo --env.id gymnasium:CartPole-v1", "model.encoder is impala"),

@@ -354,7 +354,7 @@ def parse_config_and_options(
         from phasicrl.runs.directory import RunDirectory
 
         path = Path(words[1])
-        base = RunDirectory(path).config if path.is_dir() else read_options(Config, path)
+        base = read_options(Config, path) if path.is_file() else RunDirectory(path).config
         if path.is_dir() and needs_env:
             RunDirectory(path).load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)

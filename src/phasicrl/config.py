@@ -791,16 +791,13 @@ class Config(_Group):
             progress: spent share of the budget of environment steps.
 
         Raises:
-            ValueError: `schedule` is no function, or returns no mapping, another option, or an
-                invalid value.
+            ValueError: `schedule` returns no mapping, another option, or an invalid value.
         """
         values, rate = self.values(), self.ppo.schedule
         names = {
             "ppo.learning_rate": rate, "ppo.value_learning_rate": rate, "aux.learning_rate": rate,
             "ppo.clip": self.ppo.clip_schedule, "ppo.entropy_coef": self.ppo.entropy_schedule,
         }  # fmt: skip
-        if schedule is not None and not callable(schedule):
-            raise ValueError(f"schedule is {schedule!r}; expected a function of the progress")
         given: Any = schedule(progress) if schedule else {}
         if not isinstance(given, Mapping) or given.keys() - names.keys():
             raise ValueError(f"schedule returns {given!r}; expected values of {', '.join(names)}")

@@ -107,6 +107,13 @@ def test_an_error_in_a_callback_loses_no_iteration(tmp_path: Path, name: str, sa
     assert numbers == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("answer", [False, "stop"])
+def test_an_answer_of_on_start_is_refused(tmp_path: Path, answer: Any) -> None:
+    callbacks: Any = type("Answers", (Callbacks,), {"on_start": lambda *_: answer})()
+    with pytest.raises(ValueError, match=f"on_start returned {answer!r}; expected None"):
+        train(tiny(tmp_path), make_env=corridor, callbacks=callbacks)
+
+
 @pytest.mark.parametrize("given", [Recorder, [Recorder()], "stop"])
 def test_callbacks_are_an_object_or_a_function(tmp_path: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"callbacks is .*; expected a Callbacks\(\) or a"):

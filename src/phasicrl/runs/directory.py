@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,16 +42,20 @@ USER_OBJECTS = {
 
 
 def fill_user_objects_with_none(
-    given: Mapping[str, Any], names: Iterable[str] = USER_OBJECTS
+    given: Mapping[str, Any], names: Collection[str] = USER_OBJECTS
 ) -> dict[str, Any]:
     """Return the custom objects by all of `names`, with None for those that are not given.
 
     Raises:
         TypeError: an object has another name.
+        ValueError: an object is no function.
     """
-    if unknown := [name for name in given if name not in {*names}]:
-        near = suggest_name(unknown[0], names)
-        raise TypeError(f"{unknown[0]} is given; expected {', '.join(names)}{near}")
+    for name, value in given.items():
+        if name not in names:
+            near = suggest_name(name, names)
+            raise TypeError(f"{name} is given; expected {', '.join(names)}{near}")
+        if value is not None and name != "callbacks" and not callable(value):
+            raise ValueError(f"{name} is {value!r}; expected a function")
     return {**dict.fromkeys(names), **given}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.backends.cpu import get_cpu_capability
 
 from phasicrl.collect import Collector
@@ -421,17 +421,13 @@ def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)  # custom networks draw from the global generator
         try:
+            if isinstance(objects.get("make_encoder"), nn.Module):
+                raise ValueError("make_encoder is a network; expected a function that makes one")
             return Agent(
-                envs.observation_space,
-                envs.action_space,
-                config.model,
-                action=config.action,
-                obs_norm=config.obs_norm,
-                value_norm=config.value_norm,
-                generator=Generator().manual_seed(init_seed),
-                auxiliary=config.has_auxiliary_phase,
-                make_encoder=objects.get("make_encoder"),
-                make_head=objects.get("make_head"),
-            )
+                envs.observation_space, envs.action_space, config.model, action=config.action,
+                obs_norm=config.obs_norm, value_norm=config.value_norm,
+                generator=Generator().manual_seed(init_seed), auxiliary=config.has_auxiliary_phase,
+                make_encoder=objects.get("make_encoder"), make_head=objects.get("make_head"),
+            )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"{envs.name}: {error}") from error.__cause__

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -144,9 +144,14 @@ class Run:
         return self._seconds_before + time.perf_counter() - self._started
 
     def call_on_start(self) -> None:
-        """Call `on_start` of the callbacks."""
+        """Call `on_start` of the callbacks.
+
+        Raises:
+            ValueError: it returned something.
+        """
         with self.world.sync_errors("on_start"):
-            self.callbacks.on_start(self)
+            if (answer := cast(Any, self.callbacks.on_start(self))) is not None:
+                raise ValueError(f"on_start returned {answer!r}; expected None")
 
     def collect(self, rollout: Rollout) -> Rollout:
         """Fill a rollout, count its environment steps, and return the rollout."""
