@@ -284,7 +284,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]
     table = Table(title=title, title_justify="left", show_header=any(columns), show_lines=has_lines)
     for column, *values in zip(columns, *cells, strict=True):
         justify = "right" if all(re.match(r"[-–\d]", str(x)) for x in values) else "left"
-        table.add_column(column, justify=justify, no_wrap="95 %" in column, overflow="fold")
+        is_whole = "95 %" in column or column == "trial"
+        table.add_column(column, justify=justify, no_wrap=is_whole, overflow="fold")
     for row in cells:
         table.add_row(*row)
     Console(markup=False, emoji=False).print(table)

@@ -80,7 +80,7 @@ def test_plain_lines_by_hand(clock: Clock) -> None:
         display.show_metrics(record, 2 * BATCH)
     assert stream.getvalue() == (
         " 10.0 %  256/2,560 steps  32 steps/s  return 12.3  length 1,234  entropy 2.75"
-        "  kl 0.00421  expl.var nan  value loss -9.87e-06  own/lines 7  0:01:12 left\n"
+        "  kl 0.00421  expl.var -  value loss -9.87e-06  own/lines 7  0:01:12 left\n"
     )
 
 

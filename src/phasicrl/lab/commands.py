@@ -159,14 +159,16 @@ def _sweep_status(words: list[str]) -> None:
     from phasicrl.lab.sweeps.sweep import get_status
 
     statuses = cli.parse_and_call(get_status, "sweep status", words)
+    has_envs = len({each.env for each in statuses}) > 1
+    title = statuses[0].shared + ("" if has_envs else f" on {statuses[0].env}")
     rows = [
-        (each.id, each.arm, each.env, each.state, f"{each.env_steps:,}",
+        (each.id, each.arm, *[each.env] * has_envs, each.state, f"{each.env_steps:,}",
          "–" if each.return_100 is None else f"{each.return_100:.4g}")
         for each in statuses
         if len(statuses) <= _MAX_TRIALS or each.state in ("running", "stopped", "diverged", "fail")
     ]  # fmt: skip
-    columns = ("trial", "settings", "environment", "state", "steps", "return")
-    cli.print_table(statuses[0].shared, columns, rows)
+    columns = ("trial", "settings", *["environment"] * has_envs, "state", "steps", "return")
+    cli.print_table(title, columns, rows)
     counts = Counter(each.state for each in statuses)
     cli.print_lines([", ".join(f"{number} {state}" for state, number in counts.items())])
     scored = [status for status in statuses if status.state == "complete"]

@@ -132,8 +132,8 @@ def discard_output(stream: IO[str]) -> None:
 
 
 def _format(value: float) -> str:
-    """Format a metric with three significant digits, or as an integer from 1,000 on."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    """Format a metric with three digits, as an integer from 1,000 on, or as - if undefined."""
+    return "-" if value != value else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def format_duration(seconds: float) -> str:

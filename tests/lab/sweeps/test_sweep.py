@@ -255,6 +255,7 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["sweep", "status", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("clip 0.1") == shown.count("clip 0.3") == 1
+    assert all(status.id in shown for status in statuses)  # to be copied
 
 
 def test_status_of_many_trials_lists_those_that_need_attention(
