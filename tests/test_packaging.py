@@ -23,10 +23,10 @@ READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "coll
 # with each cut.
 LIMITS = {
     "core": 8_700,
-    "lab": 3_594,
+    "lab": 3_596,
     "reading path": 1_150,
     "largest file": 489,
-    "tests": 19_654,
+    "tests": 19_675,
 }
 
 OPTIONAL_PACKAGES = {

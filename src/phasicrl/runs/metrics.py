@@ -27,7 +27,7 @@ from phasicrl.system.machine import import_optional
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
-    "charts/episodic_return_100": "Mean return of the last 100 episodes, at first of fewer (reward units).",
+    "charts/episodic_return_100": "Mean of the last 100 returns, at first of fewer (reward units).",
     "charts/episodic_length": "Mean length of finished episodes (environment steps).",
     "charts/env_restarts": "Environments that were recreated after a failure (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
