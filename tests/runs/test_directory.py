@@ -147,6 +147,10 @@ def test_the_last_rows_are_the_last_of_all(tmp_path: Path, count: int) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 1')  # torn
     assert files.last_rows(3) == every[-2:]
+    long = {f"own/a_metric_with_a_name_{number}": number / 7 for number in range(500)}
+    rows = [{"env_steps": step, "iteration": step} | long for step in range(4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert files.last_rows(1) == rows[-1:] and files.last_rows(3) == rows[-3:]
     (tmp_path / "metrics.jsonl").unlink()
     assert files.last_rows(3) == []
 

@@ -221,12 +221,15 @@ class RunDirectory:
         return rows
 
     def last_rows(self, count: int) -> list[dict[str, Any]]:
-        """Read the last rows of `metrics.jsonl`, at most `count`, from the end of the file."""
+        """Read the last rows of `metrics.jsonl`, at most `count`, from the end of the file.
+
+        Rows may have 64 KiB each, some 1,500 metrics.
+        """
         path = self.path / METRICS_FILE
         if not path.is_file():
             return []
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096 * count))
+            file.seek(max(0, path.stat().st_size - 65_536 * count))
             lines = file.read().decode(errors="replace").splitlines()[-count:]
         return [row for line in lines if (row := _read_row(line)) is not None]
 
