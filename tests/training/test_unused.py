@@ -36,7 +36,11 @@ CORRIDOR: dict[str, dict[str, Any]] = {
         "aux.epochs": 2, "aux.every": 2, "aux.num_minibatches": 2, "aux.optimizer": "shared",
         "aux.learning_rate": 1.0,
     },
+    "ppo.clip_schedule": {"ppo.clip": None, "ppo.kl_penalty": 1.0, "ppo.clip_schedule": "linear"},
     "obs_norm.clip": {"obs_norm.clip": 1.0},
+    "obs_norm.decay": {"obs_norm.statistics": "moments", "obs_norm.decay": 0.9},
+    "value_norm.decay": {"value_norm.statistics": "moments", "value_norm.decay": 0.9},
+    "evaluation.overlay": {"evaluation.every_iterations": 1, "evaluation.overlay": False},
     "evaluation.film": {"evaluation.film": True},
     "log.wandb_entity": {"log.wandb_entity": "us"},
 }  # fmt: skip

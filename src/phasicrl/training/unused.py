@@ -48,6 +48,7 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
     flag_unless(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
     flag_unless(ppo.entropy_coef, "ppo.entropy_coef", "ppo.entropy_schedule")
+    flag_unless(ppo.clip, "ppo.clip", "ppo.clip_schedule")
     flag_unless(ppo.uses_epoch_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl")
     flag_unless(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
     flag_unless(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
@@ -62,8 +63,12 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
     flag_unless(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
     flag_unless(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
     flag_unless(config.reward_norm.per != "none", "reward_norm.per", "reward_norm.")
+    flag_unless(config.obs_norm.statistics == "ema", "obs_norm.statistics ema", "obs_norm.decay")
+    flag_unless(config.value_norm.statistics == "ema", "value_norm.statistics ema",
+                "value_norm.decay")
     flag_unless(config.obs_norm.statistics != "none", "obs_norm.statistics", "obs_norm.")
     flag_unless(config.value_norm.statistics != "none", "value_norm.statistics", "value_norm.")
+    flag_unless(config.evaluation.film, "evaluation.film", "evaluation.overlay")
     flag_unless(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
     flag_unless(config.log.wandb, "log.wandb", "log.wandb_")
     # fmt: on
