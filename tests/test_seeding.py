@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from phasicrl.seeding import PURPOSES, derive_seed, env_seeds
 
 
@@ -9,6 +11,8 @@ def test_streams_of_randomness_are_apart_and_stable() -> None:
     seeds = [derive_seed(seed, purpose) for seed in (0, 1, 2) for purpose in PURPOSES]
     assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**31 for seed in seeds)
     assert derive_seed(1, "env") != derive_seed(1, "env", 128)
+    with pytest.raises(ValueError, match="seed is -1; expected 0 or"):
+        derive_seed(-1, "evaluation")
 
 
 def test_pools_with_neighboring_seeds_share_no_seed() -> None:

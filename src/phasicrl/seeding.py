@@ -9,7 +9,13 @@ PURPOSES = ("init", "action", "shuffle", "env", "evaluation", "validation")
 
 
 def derive_seed(seed: int, purpose: str, *extra: int) -> int:
-    """Derive an independent seed for one random stream; `extra` numbers streams of one purpose."""
+    """Derive an independent seed for one random stream; `extra` numbers streams of one purpose.
+
+    Raises:
+        ValueError: the seed is negative.
+    """
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; expected 0 or a number above it")
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
     # 31 bits: what every back end accepts
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
