@@ -270,6 +270,18 @@ PICTURES = {
 }  # fmt: skip
 
 
+def test_steps_in_micro_batches_are_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled step takes the memory of a whole minibatch."""
+    monkeypatch.setattr(compiled, "compile_for", as_it_is)
+    config = setting(tmp_path, **PICTURES, **{"compute.compile": "on"})
+    executor = train(config, make_env=Image).executor
+    assert executor.plan.compiled and not executor._compiled_steps
+    config = config.with_updates({"compute.micro_batch": None})
+    assert train(config, make_env=Image).executor._compiled_steps
+
+
 @pytest.mark.parametrize(
     ("name", "error", "remedy", "changes", "make_env"),
     [

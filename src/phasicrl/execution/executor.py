@@ -149,7 +149,8 @@ class Executor:
             A function of a minibatch and the loss's coefficients, 0-d. It raises a MemoryError if
             out of memory.
         """
-        if self.plan.compiled and not self.plan.on_gpu:
+        is_whole = not self.plan.micro_batch[settings.phase]
+        if self.plan.compiled and is_whole and not self.plan.on_gpu:
             return CompiledStep(self, loss, settings)
         return EagerStep(self, loss, settings)
 
