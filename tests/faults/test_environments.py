@@ -64,6 +64,7 @@ def _rows(files: RunDirectory) -> list[dict[str, float]]:
     return files.metrics() if (files.path / "metrics.jsonl").stat().st_size else []
 
 
+@pytest.mark.filterwarnings("ignore:.*do not follow their seeds")  # nor does a fault
 @pytest.mark.parametrize(("parallel", "few", "most"), [("sync", 10, 999), ("processes", 2, 40)])
 @pytest.mark.fault("F-09", "an environment goes wrong: it is named, nothing is lost", 10, 999)
 def test_environments_that_go_wrong(
