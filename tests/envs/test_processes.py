@@ -20,7 +20,7 @@ from phasicrl.envs import processes
 from phasicrl.envs.processes import find_hung_process
 from phasicrl.envs.protocol import EnvError
 from tests.envs.acting import NEVER, draw_action, make
-from tests.envs.counting import Counting, Faulty, Structured
+from tests.envs.counting import Counting, Faulty, Misbehaving, Structured
 from tests.faults.harness import wait_for
 from tests.helpers import is_there
 
@@ -139,6 +139,16 @@ def test_generators_that_processes_have_in_common_are_warned_of(kind: str, count
         envs.reset()
         envs.close()
     assert [str(each.message).count("self.np_random") for each in caught] == [1] * count
+
+
+@pytest.mark.filterwarnings("ignore:.*do not follow their seeds")
+@pytest.mark.parametrize("at", [1, "later reset"])
+def test_the_probe_of_chance_is_not_in_the_trainer_which_may_die_with_it(at: int | str) -> None:
+    envs = make(partial(Misbehaving, "dies", at), "processes", num_envs=2)
+    envs.reset()
+    with pytest.raises(EnvError, match=r"environment \d died in"):
+        envs.step(NEVER[:2])
+        envs.reset()
 
 
 class Cancelled(BaseException):

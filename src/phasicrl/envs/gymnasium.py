@@ -95,10 +95,14 @@ class GymnasiumEnv(NumpyVectorEnv):
         if len(np.unique(obs.reshape(self.num_envs, -1), axis=0)) == self.num_envs:
             return
         pairs: list[Any] = []  # observations that are equal if they follow the seed
-        with contextlib.suppress(Exception), contextlib.closing(self._make_first()) as probe:
-            pairs += [(probe.reset(seed=0)[0], probe.reset(seed=0)[0]) for _ in range(3)]
-            action = np.zeros(probe.action_space.shape, probe.action_space.dtype)
-            pairs.append([(probe.reset(seed=0), probe.step(action)[0])[1] for _ in range(2)])
+        with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+            # In a process, because an environment may end its own.
+            probe = ProcessVectorEnv([self._make_first], self.name)
+            stack.enter_context(contextlib.closing(probe))
+            pairs += [(probe.reset(seed=[0])[0], probe.reset(seed=[0])[0]) for _ in range(3)]
+            space = self._vector.single_action_space
+            action = np.zeros((1, *space.shape), space.dtype)
+            pairs.append([(probe.reset(seed=[0]), probe.step(action)[0])[1] for _ in range(2)])
         if any(not np.array_equal(*pair) for pair in pairs):
             text = f"{self.name}: environments in different processes start equally, and do not"
             text += " follow their seeds. Draw from self.np_random, which reset(seed) seeds"
