@@ -41,7 +41,7 @@ test-long: $(READY)  ## Run the tests that take ten seconds and more
 
 # Without the checks of shapes at every call, which torch.compile cannot follow.
 test-slow: $(READY)  ## Run the tests that train until something is learned
-	$(BIN)/pip install --quiet --constraint constraints.txt ray
+	$(BIN)/pip install --quiet --constraint constraints.txt "ray[train]"
 	$(BIN)/pytest -q -o addopts= -m slow $(HOUR) $(ARGS)
 
 # In an environment of its own, where that can be made.

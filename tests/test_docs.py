@@ -24,6 +24,7 @@ import tyro
 from phasicrl import cli
 from phasicrl.config import get_defaults
 from phasicrl.presets import get_preset
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from tests.helpers import look_up
 from tools.reference_pages import DOCS, cited_lines, pages
@@ -235,7 +236,8 @@ CODE = {
     for name, text in TEXTS.items()
     if name not in TESTED_BELOW
     and (code := [each for each in blocks("python", text)
-                  if not is_of_an_example(each) and not needs_another_package(each)])
+                  if not is_of_an_example(each) and not needs_another_package(each)
+                  and "TorchTrainer" not in each])
 }  # fmt: skip
 """The Python of each page that no example has."""
 LONG = ["docs/coming-from.md"]
@@ -256,6 +258,25 @@ def test_the_code_of_a_page_runs(
             exec(re.sub(r"\b\d+00_000\b", "1024", block), names)
     trained = [*(tmp_path / "runs").glob("*/agent.safetensors")]
     assert len(trained) == sum(block.count("train(") for block in CODE[page])
+
+
+@pytest.mark.slow
+def test_ray_starts_the_processes_of_a_run(tmp_path: Path) -> None:
+    """The program of the page, with two processes and a short run."""
+    pytest.importorskip("ray.train", exc_type=ImportError)
+    (program,) = (x for x in blocks("python", TEXTS["docs/distributed.md"]) if "TorchTrainer" in x)
+    folder = tmp_path / "runs"
+    for old, new in (
+        ("num_workers=4, use_gpu=True", "num_workers=2"),
+        ("procgen-ppg-paper", "cartpole-ppg"),
+        ('"/shared/runs"', f"{str(folder)!r}, 'total_env_steps': 2048"),
+    ):
+        assert old in program
+        program = program.replace(old, new)
+    environ = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    subprocess.run([sys.executable, "-c", program], env=environ, cwd=tmp_path, check=True)
+    (run,) = map(RunDirectory, folder.iterdir())
+    assert run.card["processes"] == 2 and run.card["env_steps"] == 2048
 
 
 @pytest.fixture
