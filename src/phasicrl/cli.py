@@ -174,7 +174,7 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _make_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Return parsers of `none`, of integers such as 1e6, and of `KEY=VALUE …`."""
+    """Return parsers of `none`, of integers such as 1e6, of `KEY=VALUE …` and of paths."""
     if info.type is type(None):
         return PrimitiveConstructorSpec(
             nargs=1, metavar="none", choices=("none", "None"),
@@ -192,6 +192,14 @@ def _make_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
             nargs="*", metavar="KEY=VALUE …", instance_from_str=_parse_pairs,
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [f"{key}={each}" for key, each in value.items()],
+        )  # fmt: skip
+    if info.type in (Path | str, Path | str | None):
+        nothing = "none" if info.type == Path | str | None else ""
+        return PrimitiveConstructorSpec(
+            nargs=1, metavar="PATH",
+            instance_from_str=lambda words: None if words[0] == nothing else Path(words[0]),
+            is_instance=lambda value: isinstance(value, Path | str | None),
+            str_from_instance=lambda value: [str(value or "none")],
         )  # fmt: skip
     return None  # tyro's own rules
 

@@ -154,6 +154,7 @@ def test_what_make_env_must_be() -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         (one, EnvError, "make_env"),
         (lambda: "environment", EnvError, "returned an object of type str"),
+        (lambda: gym.make_vec("CartPole-v1", 2), EnvError, "make_vector_env takes vector"),
         (broken, EnvError, "RuntimeError: broken"),
         (lambda: one, ValueError, "the same environment twice"),
     ]

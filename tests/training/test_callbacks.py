@@ -119,3 +119,11 @@ def test_callbacks_are_an_object_or_a_function(tmp_path: Path, given: Any) -> No
     with pytest.raises(ValueError, match=r"callbacks is .*; expected a Callbacks\(\) or a"):
         train(tiny(tmp_path), make_env=corridor, callbacks=given)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["on_step", "on_iterations"])
+def test_a_method_that_nothing_calls_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"Mine.{name} is never called; expected on_start, on_ep"):
+        type("Mine", (Callbacks,), {name: lambda *_: None})
+    below = type("Below", (Recorder,), {"on_end": lambda *_: None, "_on_step": 3, "once": 4})
+    assert issubclass(below, Callbacks)

@@ -18,6 +18,7 @@ import torch
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import ActionConfig, EnvConfig
+from phasicrl.config_io import read_json
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep
 from phasicrl.execution.device import use_threads
@@ -110,7 +111,11 @@ def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     path = tmp_path / "steps.csv"
     make_env = partial(Corridor, limit=30)
-    results = evaluate(run.directory, episodes=20, make_env=make_env, steps_file=path)
+    results = evaluate(
+        str(run.directory), episodes=20, make_env=make_env, steps_file=str(path),
+        json=str(tmp_path / "results.json"),
+    )  # fmt: skip
+    assert len(read_json(tmp_path / "results.json")["results"]) == len(results)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     for result in results:
         ends = {}

@@ -116,7 +116,8 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         env = make_env()
         if not isinstance(env, gym.Env):
             given = f"returned an object of type {type(env).__name__}"
-            raise Invalid(f"{given}; expected a gymnasium.Env (the older `gym` is another package)")
+            hint = "the older `gym` is another package; make_vector_env takes vector environments"
+            raise Invalid(f"{given}; expected a gymnasium.Env ({hint})")
     try:
         properties = make_env_properties(name, env.observation_space, env.action_space)
         source = properties.mask_source

@@ -163,8 +163,8 @@ def evaluate(
     levels: EvaluatedLevels = "unseen",
     seed: int = 0,
     weights: WeightsKind = "last",
-    steps_file: Path | None = None,
-    json: Path | None = None,
+    steps_file: Path | str | None = None,
+    json: Path | str | None = None,
     **user_objects: Unpack[EvaluationObjects],
 ) -> list[Evaluation]:
     """Evaluate a trained agent on new episodes.
@@ -204,7 +204,8 @@ def evaluate(
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results, threads = None, [], saved.config.compute.num_threads
     threads = threads or (1 if saved.config.model.encoder == "mlp" else num_cores())
-    open_table = nullcontext() if steps_file is None else steps_file.open("w", newline="")
+    path = None if steps_file is None else Path(steps_file)
+    open_table = nullcontext() if path is None else path.open("w", newline="")
     with use_threads(threads), open_table as file:
         table = None if file is None else load_lab_object("StepTable")(file)
         for which, policy in product(expand_levels(levels), policies):
@@ -219,5 +220,5 @@ def evaluate(
     if json is not None:
         rows = [result.to_dict() for result in results]
         gaps = generalization_gaps(results)
-        write_json(json, {"run": str(run_dir), "results": rows, "gap": gaps})
+        write_json(Path(json), {"run": str(run_dir), "results": rows, "gap": gaps})
     return results

@@ -51,7 +51,16 @@ class Callbacks:
 
     Override some of them, and pass an instance to `phasicrl.train`. Every process of a run calls
     them; `run.log` works in all. After an error in one, the run is saved with its last iteration.
+
+    Raises:
+        TypeError: a subclass has a method `on_…` that nothing calls.
     """
+
+    def __init_subclass__(cls) -> None:
+        for name in vars(cls):
+            if name.startswith("on_") and not hasattr(Callbacks, name):
+                known = "on_start, on_episode, on_iteration or on_end"
+                raise TypeError(f"{cls.__name__}.{name} is never called; expected {known}")
 
     def on_start(self, run: Run, /) -> None:
         """Run before the first iteration of a new or resumed run."""
