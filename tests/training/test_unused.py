@@ -14,6 +14,7 @@ from phasicrl.presets import PRESETS, get_preset
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.unused import find_unused_options
+from tests.envs.acting import make
 from tests.helpers import Levers, corridor, tiny, tiny_aux
 
 CORRIDOR: dict[str, dict[str, Any]] = {
@@ -22,6 +23,7 @@ CORRIDOR: dict[str, dict[str, Any]] = {
     "env.options.a": {"env.options": {"a": 1}},
     "action.squash": {"action.squash": "clip"},
     "compute.micro_batch": {"compute.micro_batch": 8},
+    "model.image_layout": {"model.image_layout": "channels_last"},
     "model.channels": {"model.channels": (8,)},
     "model.memory_size": {"model.memory_size": 64},
     "ppo.n_step": {"ppo.n_step": 7},
@@ -66,6 +68,16 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
     envs = make_envs(config.env, seed=0, num_envs=1)
     envs.close()
     assert find_unused_options(config, envs, resolve(config.env.id)[0]) == {}
+
+
+@pytest.mark.parametrize("std", ["fixed", "parameter"])
+def test_bounds_of_a_fixed_standard_deviation_have_no_effect(std: str) -> None:
+    changes = {"action.std": std, "action.min_std": 0.1, "action.max_std": 2.0}
+    config = tiny(Path()).with_updates(changes)
+    envs = make(lambda: Levers(discrete=False))
+    envs.close()
+    unused = find_unused_options(config, envs, "own")
+    assert [*unused] == ["action.min_std", "action.max_std"] * (std == "fixed")
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])

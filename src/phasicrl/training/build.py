@@ -278,7 +278,7 @@ def _build_run(
         agent = make_agent(config, envs, user).to(device)
         messages = [] if state else _make_warnings(config, envs, user, plan)
         readings = {each.reading for each in agent.modules() if hasattr(each, "reading")}
-        messages += [f"images are read as {each} (model.image_layout)" for each in readings]
+        messages += [f"images are read as {each} (model.image_layout)" for each in sorted(readings)]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
         resources.enter_context(apply_torch_settings(plan))

@@ -35,7 +35,7 @@ def _list_needs_of_envs(config: Config, envs: VectorEnv, backend: str) -> list[N
         (backend not in ("own", "vector"), "an environment's id", "env.options."),
         (backend == "procgen", "a Procgen game",
          "env.distribution env.num_levels evaluation.levels"),
-        (len(numbers) < len(parts), "images", "compute.micro_batch"),
+        (len(numbers) < len(parts), "images", "compute.micro_batch model.image_layout"),
         (is_continuous, "continuous actions", "action."),
         (has_dense, "dense layers on numbers", "model.activation model.value_activation"),
     ]
@@ -47,6 +47,8 @@ def _list_needs(config: Config) -> list[Need]:
     obs_norm, value_norm = config.obs_norm.statistics, config.value_norm.statistics
     has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
     return [
+        (config.action.std not in ("fixed", "range"), "a trained action.std",
+         "action.min_std action.max_std"),
         (model.encoder == "impala", "model.encoder impala",
          "model.channels model.blocks model.pooling"),
         (model.value_path == "separate", "model.value_path separate",
