@@ -21,6 +21,7 @@ from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.lab.film.video import film
 from phasicrl.training.evaluate import evaluate
 from tests.envs import counting
+from tests.envs.acting import check_known_episodes, check_known_masks
 from tests.envs.simulators import RestoredEnvs, TensorEnvs
 from tests.helpers import assert_same_run, stop_at, tiny, tiny_aux
 
@@ -45,6 +46,12 @@ class Wrong(TensorEnvs):
         if self._time == 3:
             values[self._which] = self._value
         return tuple(values)
+
+
+@pytest.mark.parametrize("end", ["raw", "final_obs", "final_observation"])
+def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
+    check_known_episodes(make(TensorEnvs(counting.PlainCounting, 3, end), 3))
+    check_known_masks(make(TensorEnvs(counting.MaskedInFlatInfo, 3, end), 3))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +209,8 @@ def test_isaac_lab_says_what_its_time_limit_means_and_hands_over_final_observati
         assert steps[-1].truncated.tolist() == [not is_finite, False]
         assert (steps[-1].final_obs is None) == is_finite
         assert steps[-2].final_obs is None
+    assert steps[-1].final_obs is not None
+    assert (steps[-1].final_obs.view(torch.float32)[0] == 9).all()
 
 
 def test_rsl_rl_environments_that_tell_no_limit_are_refused() -> None:
