@@ -120,6 +120,7 @@ phasicrl.presets: PRESETS
 phasicrl.runs.checkpoint: hash_file
 phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
+phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: Signals watch_parent
 phasicrl.training.bootstrap: bootstrap_band

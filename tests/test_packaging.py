@@ -23,10 +23,10 @@ READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "coll
 # with each cut.
 LIMITS = {
     "core": 8_666,
-    "lab": 3_596,
+    "lab": 3_599,
     "reading path": 1_130,
     "largest file": 481,
-    "tests": 19_793,
+    "tests": 19_809,
 }
 
 OPTIONAL_PACKAGES = {

@@ -10,6 +10,7 @@ import shutil
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.training.run import Run
 from tests.helpers import Corridor, corridor, tiny, tiny_aux
 from tests.lab.analysis.runs import read_csv
 
@@ -105,6 +107,22 @@ def test_a_page_is_whole_and_loads_nothing(run: Path) -> None:
 
 
 @FEW
+def test_metrics_of_your_own_are_drawn_on_the_page_and_in_a_plot(tmp_path: Path) -> None:
+    def log(run: Run, _: Any) -> None:
+        run.log({"own/zebra": 100 * run.iteration})
+
+    mine, other = (
+        train(tiny(tmp_path / name), make_env=corridor, callbacks=callbacks).directory
+        for name, callbacks in (("mine", log), ("other", None))
+    )
+    for runs in ([mine], [other, mine]):
+        page = write_report(runs, output=tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "own/zebra" in page and ">400<" in page
+    assert "Others" not in write_report([other]).read_text(encoding="utf-8")
+    table = plot_runs([mine], metric="own/zebra", output=tmp_path / "plot")[2]
+    assert [float(row["mean"]) for row in read_csv(table)][-1] == 400
+
+
 def test_settings_that_differ_from_the_preset_are_marked(run: Path) -> None:
     text = write_report([run]).read_text()
     (row,) = re.findall(r"<tr[^>]*><td>ppo.<wbr>clip</td>.*", text)

@@ -34,6 +34,7 @@ from phasicrl.lab.analysis.diagnosis import MIN_VALUES, Finding, diagnose
 from phasicrl.lab.analysis.plot import MAX_CURVES, extend_colors, format_steps, require_matplotlib
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS
 from phasicrl.system.machine import import_optional
 
 PAGE = "report.html"
@@ -81,9 +82,14 @@ class _ReportedRun:
     @cached_property
     def rows(self) -> list[dict[str, float]]:
         """Metrics of the page, one row for each iteration."""
-        names = [name for group in GROUPS.values() for name in group]
-        times = [f"time/{part}" for part in TIMES]
-        return self.files.metrics(*names, *times, "time/total", "charts/num_episodes")
+        names = [*sum(GROUPS.values(), ()), *self.others, *(f"time/{part}" for part in TIMES)]
+        return self.files.metrics(*names, "time/total", "charts/num_episodes")
+
+    @cached_property
+    def others(self) -> list[str]:
+        """Names of the run's other metrics: of callbacks, and of `evaluation.env_ids`."""
+        found = {name for row in self.files.last_rows(100) for name in row if "/" in name}
+        return sorted(found - {*METRICS})
 
     def points(self, metric: str) -> Points:
         """Return the steps and values of a metric in the rows where the metric is finite."""
@@ -125,15 +131,10 @@ class _ReportedRun:
         return [(part, share) for part, share in shares if share > 0.001]
 
     @property
-    def preset_name(self) -> str:
-        """Name of the run's preset; empty for another configuration."""
-        return self.config.name if self.config.name in PRESETS else ""
-
-    @property
     def settings(self) -> list[tuple[str, str, str]]:
         """Options of the run: path, value, and the preset's value where it differs."""
-        values = self.config.values()
-        usual = PRESETS[self.preset_name].config.values() if self.preset_name else values
+        values, preset = self.config.values(), PRESETS.get(self.config.name)
+        usual = preset.config.values() if preset else values
         return [
             (path, format_value(x), "" if x == usual.get(path) else format_value(usual.get(path)))
             for path, x in values.items()
@@ -200,6 +201,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
         light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33), min_values=MIN_VALUES,
         dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), arms=[*arms.values()],
+        presets=PRESETS,
         shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +223,8 @@ def _draw_figures(subjects: Sequence[_ReportedRun]) -> dict[str, list[tuple[str,
     window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in subjects))
     figures: dict[str, list[tuple[str, str]]] = {}
     parts = [subjects[i : i + MAX_CURVES] for i in range(0, len(subjects), MAX_CURVES)]
-    for group, metrics in GROUPS.items():
+    others = tuple(dict.fromkeys(name for each in subjects for name in each.others))
+    for group, metrics in {**GROUPS, "Others": others}.items():
         for metric, part in product(metrics, parts):
             series = [(subject.index % MAX_CURVES, subject.points(metric)) for subject in part]
             missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.rows]
