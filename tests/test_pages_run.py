@@ -16,6 +16,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from phasicrl import cli
@@ -172,6 +173,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Trained) ->
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("my_package", None)
+    gym.registry.pop("MyEnv-v0", None)
 
 
 PAGES = [name for name in TEXTS if own_commands(name)]

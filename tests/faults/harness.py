@@ -142,7 +142,7 @@ def left_behind(files: Iterable[Path]) -> list[Path]:
 
 
 def wait_for(
-    what: Callable[[], Any], seconds: float = 60.0, instead: Callable[[], Any] | None = None
+    what: Callable[[], Any], seconds: float = 100.0, instead: Callable[[], Any] | None = None
 ) -> Any:
     """The first true value of `what`; `instead` says what there is while it does not come."""
     deadline = time.monotonic() + seconds
