@@ -202,6 +202,51 @@ def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
         resume(short.directory, total_env_steps=256, make_env=make_env)
 
 
+@pytest.mark.parametrize("length", [None, 256, 288])
+def test_a_longer_run_that_was_killed_can_be_resumed(length: int | None, tmp_path: Path) -> None:
+    """At every moment before its first checkpoint, without a length, with the same or another."""
+    once, copies = CheckpointConfig(every_minutes=None), list[Path]()
+    short = train(tiny(tmp_path, checkpoint=once), make_env=corridor)
+
+    def copy(run: Run, *_: Any) -> None:
+        copies.append(Path(shutil.copytree(run.directory, tmp_path / f"copy-{len(copies)}")))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("load_state_dict", "call_on_start", "finish_iteration"):
+            patch.setattr(Run, name, copied_before(getattr(Run, name), copy))
+        resume(short.directory, total_env_steps=256, make_env=corridor)
+    assert len(copies) == 6
+    for path in copies:
+        given = RunDirectory(path).config.total_env_steps
+        again = resume(path, total_env_steps=length, make_env=corridor)
+        assert again.env_steps == again.files.config.total_env_steps == (length or given)
+
+
+def copied_before(method: Callable[..., Any], copy: Callable[[Run], None]) -> Callable[..., Any]:
+    def copy_and_call(run: Run, *args: Any, **options: Any) -> Any:
+        copy(run)
+        return method(run, *args, **options)
+
+    return copy_and_call
+
+
+def test_a_longer_run_that_does_not_start_changes_no_length(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path).with_updates({"budget_rounding": "down"}), make_env=corridor)
+    before = run.files.config
+
+    def fail() -> Any:
+        raise OSError("no licence")
+
+    steps: Any
+    for wrong, steps in ((fail, 256), (KEYS_AND_NUMBERS, 256), (corridor, "256"), (corridor, 96)):
+        with pytest.raises((EnvError, ValueError)):
+            resume(run.directory, total_env_steps=steps, make_env=wrong)
+        assert run.files.config == before
+    assert resume(run.directory, total_env_steps=140, make_env=corridor).env_steps == 128
+    assert run.files.config == before
+    assert resume(run.directory, total_env_steps=256, make_env=corridor).env_steps == 256
+
+
 @pytest.mark.parametrize(("schedule", "last"), [("linear", 0.25), ("cosine", 0.5 - 8**-0.5)])
 def test_a_longer_run_names_the_jump_of_a_falling_rate(
     schedule: str, last: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -306,11 +306,12 @@ class RunDirectory:
                 what = "link" if path.is_symlink() else "special file"
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
-    def list_changes(self, config: str, *, accept: bool) -> list[str]:
+    def list_changes(self, config: str, now: Config, *, accept: bool) -> list[str]:
         """List the options that differ from a checkpoint's, except those that may change.
 
         Args:
             config: configuration of the checkpoint, as JSON.
+            now: that of config.json, with the new length if one is given.
             accept: whether differences are accepted.
 
         Returns:
@@ -319,18 +320,22 @@ class RunDirectory:
         Raises:
             ValueError: options differ, and this is not accepted.
         """
-        before, now = Config.from_json(config).values(), self.config.values()
-        changes = [
-            f"{path} was {format_value(before.get(path))} and is {format_value(now.get(path))}"
-            for path in {**before, **now}
-            if before.get(path) != now.get(path) and not path.startswith(_MUTABLE_OPTIONS)
-        ]
-        if changes and not accept:
+        old, new = Config.from_json(config).values(), now.values()
+        changes = {
+            path: f"{path} was {format_value(old.get(path))} and is {format_value(new.get(path))}"
+            for path in {**old, **new}
+            if old.get(path) != new.get(path) and not path.startswith(_MUTABLE_OPTIONS)
+        }
+        # The length was given to `resume`, now or before a crash, and not edited in the file.
+        in_file, on_card = self.config.total_env_steps, self.card.get("total_env_steps")
+        is_given = in_file in (on_card, old["total_env_steps"])
+        refused = [changes[path] for path in changes if path != "total_env_steps" or not is_given]
+        if refused and not accept:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved: "
-                f"{', '.join(changes)}. Restore it, or set accept_config_changes"
+                f"{', '.join(refused)}. Restore it, or set accept_config_changes"
             )
-        return changes
+        return [*changes.values()]
 
     def check_spaces(
         self, spaces: Mapping[str, str], trained: Mapping[str, str] = {},

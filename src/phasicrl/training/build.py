@@ -155,10 +155,9 @@ def restore_run(
                 resources.enter_context(closing(RunLock(directory)))
         part, rejected, saved_by = load_state(files, world)
         env_steps = part.tree["env_steps"]
-        changes = files.list_changes(part.tree["config"], accept=accept_config_changes)
         if total_env_steps is not None:
-            changes.append(_lengthen(files, total_env_steps, env_steps, world))
-            config = files.config
+            config = _lengthen(config, total_env_steps, env_steps)
+        changes = files.list_changes(part.tree["config"], config, accept=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
@@ -173,6 +172,9 @@ def restore_run(
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"the checkpoint does not fit {directory}/config.json"
             raise ValueError(f"{text}: {error}. Restore the file") from None
+        with world.sync_errors("writing config.json"):  # only now: a failed start changes no length
+            if world.is_first and total_env_steps is not None and not is_over:
+                files.write_config(config)
         run.take_snapshot()
         run.resources = resources.pop_all()
     for sentence in rejected:
@@ -195,15 +197,12 @@ def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> s
     return text
 
 
-def _lengthen(files: RunDirectory, total_env_steps: int, env_steps: int, world: World) -> str:
-    """Write a new length to config.json, and return a text about the change."""
-    before, given = files.config, f"total_env_steps is {total_env_steps:,}"
-    if total_env_steps <= env_steps:
+def _lengthen(config: Config, total_env_steps: int, env_steps: int) -> Config:
+    """Return the configuration with a new length, which is more than the steps that are done."""
+    if isinstance(total_env_steps, int) and total_env_steps <= env_steps:
+        given = f"total_env_steps is {total_env_steps:,}"
         raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
-    with world.sync_errors("writing config.json"):
-        if world.is_first:
-            files.write_config(before.with_updates({"total_env_steps": total_env_steps}))
-    return f"{given} and was {before.total_env_steps:,}"
+    return config.with_updates({"total_env_steps": total_env_steps})
 
 
 def _open_envs(

@@ -359,6 +359,7 @@ class Run:
             "seed": self.config.seed,
             "own": {name: _name(each) for name, each in self.user.items() if each is not None},
             "env_steps": self.env_steps,
+            "total_env_steps": self.config.total_env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
             "spaces": describe_spaces(self.envs),
