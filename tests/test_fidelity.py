@@ -330,7 +330,7 @@ def test_compatible_presets_compute_in_fp32(name: str) -> None:
 def rates_of(run: Run, config: Config) -> list[float]:
     """The policy's step size in each iteration with this configuration, by the loop's own rule."""
     learner, env_steps, rates = run.learner, 0, []
-    learner.config, learner.iteration = config, 0
+    learner.config, learner.env_steps = config, 0
     while env_steps < config.budget:
         learner.start_iteration()
         rates.append(learner.optimizers["policy"].param_groups[0]["lr"])

@@ -29,7 +29,7 @@ Record = dict[str, float]
 
 _NUM_DIAGNOSTICS, _MIN_OBS = 30, 128
 """Approximate number of network diagnostics per run, and minimum observations for each."""
-_COUNTERS = ("iteration", "kl_coef", "lr_multiplier")
+_COUNTERS = ("iteration", "env_steps", "kl_coef", "lr_multiplier")
 
 
 class Learner:
@@ -50,6 +50,7 @@ class Learner:
         advantage_moments: running moments of the advantages; None if each batch has its own.
         scheduled: configuration with the current values of the options that follow schedules.
         iteration: number of rollouts since the start of the run, each with its policy phase.
+        env_steps: number of environment steps of these rollouts, over all processes.
         kl_coef: weight of the KL penalty.
         lr_multiplier: factor of the policy phase's learning rates, adapted to the KL.
     """
@@ -76,7 +77,7 @@ class Learner:
         self._networks = agent.param_groups()
         whole_agent = [list[nn.Parameter](agent.parameters())]
         self._clip_groups = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
-        self.iteration = 0
+        self.iteration, self.env_steps = 0, 0
         self.kl_coef = config.ppo.kl_penalty
         self.lr_multiplier = 1.0
 
@@ -92,12 +93,12 @@ class Learner:
         One follows every `config.aux_phase_interval` iterations, except the last of the run (OPPG
         ppg.py:259).
         """
-        return self._is_last_of_phase and self.iteration < self.config.num_iterations
+        return self._is_last_of_phase and self.env_steps < self.config.budget
 
     @property
     def is_auxiliary_phase_left_out(self) -> bool:
         """Return whether an auxiliary phase would follow if the run were not at its end."""
-        return self._is_last_of_phase and self.iteration >= self.config.num_iterations
+        return self._is_last_of_phase and self.env_steps >= self.config.budget
 
     @property
     def _is_last_of_phase(self) -> bool:
@@ -112,9 +113,10 @@ class Learner:
 
     def start_iteration(self) -> Record:
         """Count the iteration, apply the schedules, and return the values as metrics."""
-        progress = self.iteration * self.config.batch_size / self.config.budget
+        progress = self.env_steps / self.config.budget
         self.scheduled = self.config.with_schedules(self.schedule, progress)
         self.iteration += 1
+        self.env_steps += self.config.batch_size
         self._previous_moments = copy.deepcopy(self.advantage_moments)
         self._set_learning_rates()
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]

@@ -247,6 +247,36 @@ def test_a_longer_run_that_does_not_start_changes_no_length(tmp_path: Path) -> N
     assert resume(run.directory, total_env_steps=256, make_env=corridor).env_steps == 256
 
 
+@pytest.mark.parametrize("changes", [
+    {"ppo.num_steps": 16}, {"ppo.num_steps": 4}, {"ppo.num_steps": 16, "budget_rounding": "down"},
+])  # fmt: skip
+@pytest.mark.parametrize("aux", [None, tiny_aux()])
+def test_schedules_and_phases_count_steps_after_another_size_of_a_batch(
+    aux: AuxConfig | None, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Iterations are no measure then; the auxiliary phase is left out at the end alone."""
+    linear = {"ppo.schedule": "linear", "ppo.learning_rate": 8e-4}
+    config = tiny(tmp_path, aux=aux, total_env_steps=256).with_updates(linear)
+    run = train(config, make_env=corridor, callbacks=stop_at(4))
+    run.files.write_config(config.with_updates(changes))
+
+    finished = list[int]()
+
+    def check_end(run: Run, _: Any) -> None:
+        finished.append(run.iteration)
+        assert len(finished) <= 8
+
+    options = {"accept_config_changes": True, "callbacks": check_end}
+    again = resume(run.directory, make_env=corridor, **options)
+    rows, size = again.files.metrics(), again.config.batch_size
+    assert again.env_steps == 256 and finished == [*range(5, 5 + 128 // size)]
+    assert again.iteration == len(rows)
+    rates = [8e-4 * (1 - (row["env_steps"] - size) / 256) for row in rows[4:]]
+    assert [row["charts/learning_rate"] for row in rows[4:]] == pytest.approx(rates)
+    phases = [row["iteration"] for row in rows if "time/auxiliary" in row]
+    assert phases == ([] if aux is None else list(range(2, len(rows), 2)))
+
+
 @pytest.mark.parametrize(("schedule", "last"), [("linear", 0.25), ("cosine", 0.5 - 8**-0.5)])
 def test_a_longer_run_names_the_jump_of_a_falling_rate(
     schedule: str, last: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -463,7 +493,7 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
 def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
     rates = {"ppo.learning_rate": 0.01, "ppo.value_learning_rate": 0.1, "ppo.schedule": "linear"}
     with open_run(tiny(tmp_path, aux=tiny_aux()).with_updates(rates)) as run:
-        run.learner.iteration = 2
+        run.learner.env_steps = 64
         record = run.learner.start_iteration()
         optimizers = run.learner.optimizers
         for name, expected in (("policy", [0.005, 0.05]), ("aux", [5e-4 / 2] * 2)):

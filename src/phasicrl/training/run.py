@@ -407,7 +407,7 @@ class Run:
             chunks: tensors of the phase's rollouts and, in an auxiliary phase, π_old, by name.
             same_episodes: whether the environments were restored to the same episodes.
         """
-        self.learner.load_state_dict(state["learner"])
+        self.learner.load_state_dict({"env_steps": state["env_steps"]} | state["learner"])
         self.collector.generator.set_state(state["action_generator"])
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
