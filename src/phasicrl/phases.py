@@ -408,8 +408,8 @@ def policy_phase(
     if "losses/epoch_kl" in record:
         record |= learner.adapt_kl_penalty(record["losses/epoch_kl"])
     # Before an auxiliary phase, leave the statistics of observations: it normalizes as the last
-    # rollout did, and updates them at its end.
-    if not learner.is_auxiliary_phase_due:
+    # rollout did, and updates them at its end. It may come later if the run is made longer.
+    if not (learner.is_auxiliary_phase_due or learner.is_auxiliary_phase_left_out):
         learner.update_observation_statistics(rollout)
     return _check_finite(executor.world.average_record(means.result())) | record | seconds
 

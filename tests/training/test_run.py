@@ -180,18 +180,35 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert_same_run(unbroken, resumed)
 
 
-@pytest.mark.parametrize(("name", "every"), [("plain", None), ("lstm", 2), ("averaged", 4)])
+@pytest.mark.parametrize(("name", "every"), [
+    ("plain", None), ("lstm", 2), ("averaged", 4), ("obs-norm", 2), ("obs-norm-ema", 4),
+])  # fmt: skip
 def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
     name: str, every: int | None, tmp_path: Path
 ) -> None:
     """With an auxiliary phase that was left out at the end of the shorter one."""
     changes, make_env = UNBROKEN[name]
-    aux = tiny_aux(every=every) if every else None
+    aux, finished = tiny_aux(every=every) if every else None, list[int]()
     config = tiny(tmp_path, aux=aux, total_env_steps=256).with_updates(changes)
-    whole = train(config, make_env=make_env)
-    short = train(config.with_updates({"total_env_steps": 128}), make_env=make_env)
-    longer = resume(short.directory, total_env_steps=256, make_env=make_env)
+    config = config.with_updates({"evaluation.every_iterations": 4, "evaluation.episodes": 2})
+
+    def count(run: Run, record: dict[str, float]) -> None:
+        finished.append(run.iteration)
+        run.log({"own/entropy": record["losses/entropy"]})
+
+    objects: Any = {"make_env": make_env, "callbacks": count}
+    whole = train(config, **objects)
+    short = train(config.with_updates({"total_env_steps": 128}), **objects)
+    times = short.files.metrics("time/rollout", "time/total")
+    longer = resume(short.directory, total_env_steps=256, **objects)
+    assert finished == [*range(1, 9)] * 2
+    assert longer.files.metrics("time/rollout", "time/total")[:4] == times
+    for run in (whole, longer):  # the evaluation before the auxiliary phase may be the best one
+        run._best_return = None
     assert_same_state(whole, longer)
+    rows = ([row | {"evaluation/best_return": 0.0} for row in rows_of(run.files)]
+            for run in (whole, longer))  # fmt: skip
+    assert_same(*rows)
     phases = [
         [row["iteration"] for row in run.files.metrics() if "time/auxiliary" in row]
         for run in (whole, longer)

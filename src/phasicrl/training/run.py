@@ -218,11 +218,13 @@ class Run:
         """
         total = time.perf_counter() - self._iteration_started
         finished = list(self.collector.episodes.finished)
-        record |= self.collector.episodes.pop_metrics() | {
-            "charts/SPS": self.config.batch_size / total,
-            "time/rollout": self._rollout_seconds,
-            "time/total": total,
-        }
+        # Without a rollout, an auxiliary phase was left out when the iteration was finished before.
+        if is_first_time := self._rollout_seconds > 0:
+            record |= self.collector.episodes.pop_metrics() | {
+                "charts/SPS": self.config.batch_size / total,
+                "time/rollout": self._rollout_seconds,
+                "time/total": total,
+            }
         if self._periodic_evaluation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
         limit = min(LONG_EPISODE * self.config.env.num_envs, self.config.budget)
@@ -235,7 +237,8 @@ class Run:
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
                 answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
-                answers.append(self.callbacks.on_iteration(self, record))
+                if is_first_time:
+                    answers.append(self.callbacks.on_iteration(self, record))
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
                     raise ValueError(f"a callback returned {wrong[0]!r}; expected 'stop' or None")
                 self.log({name: record[name] for name in record if name not in known})
