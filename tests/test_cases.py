@@ -242,6 +242,15 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
         (Config().with_updates, {"changes": {"lr": 1e-3}}, r"ppo\.learning_rate"),
         (train, {"config": "cartpole-ppo"}, "get_preset"),
         (train, {"config": Config(), "make_env": "a:b"}, "make_env is 'a:b'; expected a function"),
+        *(
+            (
+                partial(train, Config()),
+                {"resume": given},
+                r"phasicrl\.resume\(RUN, total_env_steps=",
+            )
+            for given in ("Auto", "runs/x", Path("runs/x"), True, None)
+        ),
+        (train, {"config": Config(), "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
         (
             partial(train, get_preset("cartpole-ppo")),
             {"make_encoder": nn.Linear(4, 2)},
@@ -252,7 +261,7 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
 def test_slips_in_python_are_answered_with_what_is_right(
     function: Any, given: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         function(**given)
 
 

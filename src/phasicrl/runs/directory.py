@@ -53,6 +53,8 @@ def fill_user_objects_with_none(
     for name, value in given.items():
         if name not in names:
             near = suggest_name(name, names)
+            if name == "total_env_steps":
+                near = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
             raise TypeError(f"{name} is given; expected {', '.join(names)}{near}")
         if value is not None and name != "callbacks" and not callable(value):
             raise ValueError(f"{name} is {value!r}; expected a function")

@@ -89,6 +89,9 @@ def start_run(
         ValueError: the configuration cannot work.
     """
     objects = fill_user_objects_with_none(user)
+    if resume not in ("never", "auto"):
+        remedy = "phasicrl.resume(RUN, total_env_steps=…) continues a run"
+        raise ValueError(f"resume is {resume!r}; expected never or auto. {remedy}")
     for module in config.modules:
         import_module(module)
     runs = RunDirectory.find_runs(config) if resume == "auto" else []
