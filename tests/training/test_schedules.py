@@ -163,6 +163,24 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, stop: int) -> None
     assert_same(whole.learner.state_dict(), train(config, **own).learner.state_dict())
 
 
+@pytest.mark.parametrize(("changes", "schedule", "said"), [
+    ({}, None, "continues at 0.0005"),
+    ({"ppo.clip_schedule": "linear"}, None, "continues at 0.0005, ppo.clip at 0.1"),
+    ({"ppo.entropy_schedule": "cosine"}, None, "continues at 0.0005, ppo.entropy_coef at 0.02"),
+    ({"ppo.clip": None}, lambda x: {"ppo.entropy_coef": x / 3, "ppo.learning_rate": 1e-3},
+     "continues at 0.001, ppo.clip at inf, ppo.entropy_coef at 0.167"),
+])  # fmt: skip
+def test_a_longer_run_says_with_which_values_its_schedules_continue(
+    tmp_path: Path, changes: dict[str, Any], schedule: Any, said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    start = {"ppo.entropy_coef": 0.04, "ppo.learning_rate": 5e-4, "log.console": "plain"}
+    config = tiny(tmp_path).with_updates(start | changes)
+    run = train(config, make_env=corridor, schedule=schedule)
+    resume(run.directory, total_env_steps=256, make_env=corridor, schedule=schedule)
+    assert f"the learning rate {said}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [

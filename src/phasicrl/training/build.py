@@ -197,6 +197,10 @@ def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> s
     if changes and (progress := env_steps / learner.config.budget) < 1:
         ppo = learner.config.with_schedules(learner.schedule, progress).ppo
         text += f"; the learning rate continues at {ppo.learning_rate * learner.lr_multiplier:.3g}"
+        if learner.schedule or ppo.clip_schedule != "constant":
+            text += f", ppo.clip at {ppo.clip or math.inf:.3g}"
+        if learner.schedule or ppo.entropy_schedule != "constant":
+            text += f", ppo.entropy_coef at {ppo.entropy_coef:.3g}"
     return text
 
 
