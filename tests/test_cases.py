@@ -210,12 +210,15 @@ def test_other_spaces_than_those_of_the_training_are_named(tmp_path: Path) -> No
         evaluate(run.directory, episodes=1, make_env=make(2, 1, 10.0))
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "video", "export", "resume", "train --from"])
+@pytest.mark.parametrize("words", [
+    "evaluate RUN", "video RUN", "export RUN", "resume RUN", "train --from RUN",
+    "train --from RUN/config.json", "train --from=RUN/config.json --seed 2",
+])  # fmt: skip
 def test_a_run_of_a_function_is_used_on_the_command_line(
-    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = play(tmp_path, lambda: CartPoleEnv(sutton_barto_reward=True))
-    assert cli.main([*verb.split(), str(run.directory)]) == 2
+    assert cli.main(words.replace("RUN", str(run.directory)).split()) == 2
     message = capsys.readouterr().err
     assert "--make-env MODULE:FUNCTION" in message and f"make_env={__name__}:" in message
 

@@ -364,8 +364,9 @@ def parse_config_and_options(
 
         path = Path(words[1])
         base = read_options(Config, path) if path.is_file() else RunDirectory(path).config
-        if path.is_dir() and needs_env:
-            RunDirectory(path).load_config(make_env=None, make_vector_env=None)
+        run = RunDirectory(path.parent if path.name == "config.json" else path)
+        if needs_env and (path.is_dir() or run.card):
+            run.load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)
         words = words[1:]
     elif first.startswith("-"):
