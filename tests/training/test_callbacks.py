@@ -107,14 +107,19 @@ def test_an_error_in_a_callback_loses_no_iteration(tmp_path: Path, name: str, sa
     assert numbers == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("method", ["on_start", "on_end"])
 @pytest.mark.parametrize("answer", [False, "stop"])
-def test_an_answer_of_on_start_is_refused(tmp_path: Path, answer: Any) -> None:
-    callbacks: Any = type("Answers", (Callbacks,), {"on_start": lambda *_: answer})()
-    with pytest.raises(ValueError, match=f"on_start returned {answer!r}; expected None"):
+def test_an_answer_of_on_start_or_on_end_is_refused(
+    tmp_path: Path, method: str, answer: Any
+) -> None:
+    callbacks: Any = type("Answers", (Callbacks,), {method: lambda *_: answer})()
+    with pytest.raises(ValueError, match=f"{method} returned {answer!r}; expected None"):
         train(tiny(tmp_path), make_env=corridor, callbacks=callbacks)
+    (folder,) = tmp_path.iterdir()
+    assert resume(folder, make_env=corridor).env_steps == 128
 
 
-@pytest.mark.parametrize("given", [Recorder, [Recorder()], "stop"])
+@pytest.mark.parametrize("given", [Recorder, [Recorder()], "stop", [], {}, 0, False, ""])
 def test_callbacks_are_an_object_or_a_function(tmp_path: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"callbacks is .*; expected a Callbacks\(\) or a"):
         train(tiny(tmp_path), make_env=corridor, callbacks=given)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -112,9 +112,9 @@ class Run:
         user: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.config, self.files, self.user = config, files, {**user}
-        given: Any = self.user.pop("callbacks") or Callbacks()
+        given: Any = self.user.pop("callbacks")
         self.callbacks = given if isinstance(given, Callbacks) else Callbacks()
-        if given is not self.callbacks:
+        if given is not None and given is not self.callbacks:
             if not callable(given) or isinstance(given, type):
                 raise ValueError(f"callbacks is {given!r}; expected a Callbacks() or a function")
             vars(self.callbacks)["on_iteration"] = given
@@ -158,9 +158,13 @@ class Run:
         Raises:
             ValueError: it returned something.
         """
-        with self.world.sync_errors("on_start"):
-            if (answer := cast(Any, self.callbacks.on_start(self))) is not None:
-                raise ValueError(f"on_start returned {answer!r}; expected None")
+        self._call("on_start")
+
+    def _call(self, name: Literal["on_start", "on_end"]) -> None:
+        """Call a method of the callbacks that returns nothing."""
+        with self.world.sync_errors(name):
+            if (answer := getattr(self.callbacks, name)(self)) is not None:
+                raise ValueError(f"{name} returned {answer!r}; expected None")
 
     def collect(self, rollout: Rollout) -> Rollout:
         """Fill a rollout, count its environment steps, and return the rollout."""
@@ -312,8 +316,7 @@ class Run:
         """Call `on_end`, save the final state and the card, unless the run was finished before."""
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
-            with self.world.sync_errors("on_end"):
-                self.callbacks.on_end(self)
+            self._call("on_end")
             self.save()
             self.write_card()
 
