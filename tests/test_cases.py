@@ -223,6 +223,17 @@ def test_a_run_of_a_function_is_used_on_the_command_line(
     assert "--make-env MODULE:FUNCTION" in message and f"make_env={__name__}:" in message
 
 
+@pytest.mark.parametrize("maker", ["make_env", "make_vector_env"])
+def test_options_that_a_function_does_not_get_are_refused(maker: str, tmp_path: Path) -> None:
+    objects: Any = {maker: partial(gym.make_vec, "CartPole-v1", vectorization_mode="sync")
+                    if maker == "make_vector_env" else CartPoleEnv}  # fmt: skip
+    run = train(tiny(tmp_path, total_env_steps=32), **objects)
+    with pytest.raises(ValueError, match=r"env_options is \{'nonsense': 1\}; expected none with m"):
+        evaluate(run.directory, env_options={"nonsense": 1}, episodes=1, **objects)
+    options: Any = {"env_id": "gymnasium:CartPole-v1", "env_options": {"max_episode_steps": 9}}
+    assert max(evaluate(run.directory, episodes=1, **options, **objects)[0].lengths) <= 9
+
+
 def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> None:
     def add(run: Any, record: dict[str, float]) -> None:
         record["own/lines"] = 7.0
