@@ -32,14 +32,9 @@ class Collector:
     """
 
     def __init__(
-        self,
-        envs: VectorEnv,
-        agent: Agent,
-        *,
-        generator: Generator,
-        executor: Executor,
+        self, envs: VectorEnv, agent: Agent, *, generator: Generator, executor: Executor,
         bootstrap_truncation: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.envs, self.agent, self.executor, self.generator = envs, agent, executor, generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(executor.world.size * envs.num_envs)

@@ -36,12 +36,9 @@ class Executor:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        *,
-        world: World = SINGLE_PROCESS,
+        self, plan: Plan, *, world: World = SINGLE_PROCESS,
         log: Callable[[str], None] = lambda message: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan, self.world, self.log = plan, world, log
         self.device = torch.device(plan.device)
         self.take_turn = CoreLock().take_turn if plan.take_turns else nullcontext

@@ -112,12 +112,9 @@ class CompiledUpdate:
     """
 
     def __init__(
-        self,
-        loss: Loss[Any],
-        minibatch: Minibatch[Any],
-        coefficients: tuple[Tensor, ...],
+        self, loss: Loss[Any], minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...],
         settings: StepSettings,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._loss, self._settings, self._example = loss, settings, minibatch
         named = dict(loss.module.named_parameters())
         value, _ = loss(minibatch.select(), *coefficients)

@@ -70,12 +70,9 @@ class UserObjects(EvaluationObjects, total=False):
 
 
 def start_run(
-    config: Config,
-    *,
-    resume: Literal["never", "auto"] = "never",
-    world: World = SINGLE_PROCESS,
+    config: Config, *, resume: Literal["never", "auto"] = "never", world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
-) -> Run:
+) -> Run:  # fmt: skip
     """Start a new run, or resume one; a failure leaves no new directory.
 
     Args:
@@ -90,8 +87,8 @@ def start_run(
     """
     objects = fill_user_objects_with_none(user)
     if resume not in ("never", "auto"):
-        remedy = "phasicrl.resume(RUN, total_env_steps=…) continues a run"
-        raise ValueError(f"resume is {resume!r}; expected never or auto. {remedy}")
+        rule = "expected never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
+        raise ValueError(f"resume is {resume!r}; {rule}")
     for module in config.modules:
         import_module(module)
     runs = RunDirectory.find_runs(config) if resume == "auto" else []
@@ -121,13 +118,9 @@ def start_run(
 
 
 def restore_run(
-    directory: Path,
-    *,
-    accept_config_changes: bool = False,
-    total_env_steps: int | None = None,
-    world: World = SINGLE_PROCESS,
-    **user: Unpack[UserObjects],
-) -> Run:
+    directory: Path, *, accept_config_changes: bool = False, total_env_steps: int | None = None,
+    world: World = SINGLE_PROCESS, **user: Unpack[UserObjects],
+) -> Run:  # fmt: skip
     """Restore the run in a directory from its newest usable checkpoint, ready to train on.
 
     Environments replay their current episodes; on a CPU, the resumed run is then equal, bit by bit,

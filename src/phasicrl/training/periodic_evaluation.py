@@ -41,13 +41,9 @@ class PeriodicEvaluation:
     """
 
     def __init__(
-        self,
-        config: Config,
-        files: RunDirectory,
-        log: MetricsLog,
-        world: World,
+        self, config: Config, files: RunDirectory, log: MetricsLog, world: World,
         user: Mapping[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._config, self._world = config, world
         self._user = {name: user[name] for name in ("make_env", "make_vector_env")}
         self._episodes = math.ceil(config.evaluation.episodes / world.size)
