@@ -17,7 +17,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from phasicrl import Callbacks, Config, PPOConfig, cli, evaluate, get_preset, resume, train
+from phasicrl import Callbacks, Config, PPOConfig, cli, evaluate, get_preset, load, resume, train
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -251,6 +251,22 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
     [
         (lambda path: RunDirectory(path).config, {"path": "runs/x"}, "not a run directory"),
         (PPOConfig, {"lr": 1e-3}, r"ppo\.learning_rate"),
+        *(
+            (function, {name: given}, f"run_dir is of type {type(given).__name__}; expected a path")
+            for function, name in (
+                (load, "path"),
+                (evaluate, "run_dir"),
+                (resume, "run_dir"),
+                (RunDirectory, "path"),
+            )
+            for given in (None, Config(), 3)
+        ),
+        (load, {"path": "quickstart", "weights": "lst"}, "weights is 'lst'; expected last or best"),
+        (
+            evaluate,
+            {"run_dir": "quickstart", "weights": ["last"]},
+            "weights is .*; expected last or",
+        ),
         (Config, {"ppo": {"gamma": 0.9}}, "expected PPOConfig"),
         (Config, {"env": "CartPole-v1"}, "expected EnvConfig"),
         (Config().with_updates, {"changes": {"lr": 1e-3}}, r"ppo\.learning_rate"),

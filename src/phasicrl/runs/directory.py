@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +80,14 @@ class RunDirectory:
     path: Path
 
     def __post_init__(self) -> None:
-        """Convert a text to a path."""
+        """Convert a text to a path.
+
+        Raises:
+            ValueError: it is neither a text nor a path.
+        """
+        if not isinstance(self.path, str | PathLike):
+            given = f"run_dir is of type {type(self.path).__name__}"
+            raise ValueError(f"{given}; expected a path, such as the directory of a run")
         object.__setattr__(self, "path", Path(self.path).expanduser())
 
     @classmethod
@@ -257,6 +265,8 @@ class RunDirectory:
 
         from phasicrl.runs.checkpoint import hash_tensors
 
+        if which not in (*_WEIGHTS,):
+            raise ValueError(f"weights is {which!r}; expected last or best")
         path = self.path / _WEIGHTS[which]
         if not path.is_file():
             self._check_is_run()
@@ -382,8 +392,9 @@ class RunDirectory:
 
 def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
     """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
-    path, agent = Path(path_or_preset), AGENTS / path_or_preset
-    return RunDirectory(agent if agent.is_dir() and not path.exists() else path)
+    files = RunDirectory(path_or_preset)  # pyright: ignore[reportArgumentType]
+    agent = AGENTS / path_or_preset
+    return RunDirectory(agent) if agent.is_dir() and not files.path.exists() else files
 
 
 def _read_row(line: str) -> dict[str, Any] | None:
