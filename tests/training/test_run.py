@@ -351,10 +351,12 @@ def test_a_checkpoint_that_a_callback_saves_has_the_row_of_its_iteration(tmp_pat
 @pytest.mark.parametrize(
     ("values", "message"),
     [({"losses/entropy": 1.0}, "losses/entropy"),
-     ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many")],
+     ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many"),
+     ({"own/text": "1"}, "own/text is '1'; expected a number"), ({"own/text": b"1"}, "own/text"),
+     ([("own/x", 1.0)], r"metrics are \[.*; expected numbers by name"), (None, "metrics are None")],
 )  # fmt: skip
 def test_an_own_metric_that_cannot_be_logged_is_named(
-    values: dict[str, Any], message: str, tmp_path: Path
+    values: Any, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
         train(tiny(tmp_path), make_env=corridor, callbacks=lambda run, _: run.log(values))

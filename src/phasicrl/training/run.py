@@ -200,14 +200,17 @@ class Run:
         `finish_iteration` writes them to the log. A name without a slash gets `own/` before it.
 
         Raises:
-            ValueError: a value is no number, or a name is a built-in metric's.
+            ValueError: a value is no number, a name is a built-in metric's, or there are no names.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"metrics are {values!r}; expected numbers by name, as in a dict")
         for name, value in values.items():
             if name in METRICS:
                 given = f"metric is {name!r}; expected a name that is not taken"
                 raise ValueError(f"{given}. Call it own/{name.rpartition('/')[-1]}")
             try:
-                self._row[name if "/" in name else f"own/{name}"] = float(value)
+                number = math.fsum([value])  # unlike float, it takes no text
+                self._row[name if "/" in name else f"own/{name}"] = number
             except (TypeError, ValueError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
