@@ -53,6 +53,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"total_env_steps": 0}, "total_env_steps is 0"),
     ({"total_env_steps": 16383, "budget_rounding": "down"}, "expected 16384 or more"),
     ({"seed": -1}, "seed is -1"),
+    *(({"stop_at_return": x}, f"stop_at_return is {x}; expected a finite number")
+      for x in (math.nan, math.inf, -math.inf)),
     ({"ppo.num_minibatches": 7}, "64 segments (env.num_envs), such as 8 or 4"),
     ({"ppo.num_minibatches": 7, "ppo.minibatch_by": "transitions", "ppo.num_steps": 2},
      "128 transitions (env.num_envs × ppo.num_steps)"),

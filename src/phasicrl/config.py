@@ -47,6 +47,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 _RANGES: dict[str, Callable[[float], bool]] = {
     "a number above 0": lambda x: 0 < x < math.inf,
     "0 or a number above it": lambda x: 0 <= x < math.inf,
+    "a finite number": math.isfinite,
     "a number from 0 to 1": lambda x: 0 <= x <= 1,
     "a number from 0 to below 1": lambda x: 0 <= x < 1,
 }
@@ -646,7 +647,7 @@ class Config(_Group):
     """Rounding of the budget to whole rollouts.
     `up`: the last rollout may exceed it (OPPG, SB3).
     `down`: the last rollout is left out (CleanRL)."""
-    stop_at_return: float | None = None
+    stop_at_return: Annotated[float, "a finite number"] | None = None
     """Mean return of the last 100 episodes at which the run stops; it can be resumed (ours)."""
     output_dir: str = "runs"
     """Folder for run directories (ours)."""
