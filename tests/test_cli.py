@@ -254,7 +254,7 @@ def test_presets_are_listed_and_shown_with_source_and_differences(
     assert "kl_penalty" in text and "ppo.py:104" in text
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:-2]] == list(PRESETS)
+    assert [line.split()[0] for line in lines[1:-3]] == list(PRESETS)
     assert max(map(len, lines)) <= 80, "a terminal's width"
 
 

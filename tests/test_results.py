@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from phasicrl.cli import main
 from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
-from phasicrl.presets import PRESETS, TRAINED
+from phasicrl.presets import PRESETS, read_trainings
 from tests.test_docs import programs
 from tools import reference_pages, result_tables
 
@@ -44,7 +45,29 @@ def test_the_returns_of_presets_are_those_of_their_runs() -> None:
     assert {
         name: (len(returns), float(f"{sum(returns) / len(returns):.4g}"))
         for name, returns in found.items()
-    } == TRAINED
+    } == {name: (of["seeds"], of["mean"]) for name, of in read_trainings().items() if of["seeds"]}
+
+
+def test_the_command_and_the_page_say_the_same_of_every_presets_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "4000")
+    page = (RESULTS.parents[1] / "docs" / "reference" / "presets.md").read_text()
+    for card in RESULTS.rglob("card.json"):
+        assert f"(`{card.parents[1].relative_to(RESULTS.parents[1])}`)" in page
+    said = dict(
+        re.findall(r"^## (\S+)\n\n.*? ((?:Trained: |Not trained here).*) Like ", page, re.M)
+    )
+    assert main(["presets"]) == 0
+    listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    for name in PRESETS:
+        assert main(["presets", name]) == 0
+        (row,) = re.findall(rf"│ {name} .*?(?=[├└])", capsys.readouterr().out, re.S)
+        runs = re.sub(r" \(`(python|benchmarks/)[^`]+`\)", "", said[name])
+        assert f"│ {runs} " in row
+        whole = re.search(r"(?:: |; )(\d+) seeds?, [\d,]+ steps: greedy", runs)
+        short = "–" if runs == "Not trained here." else "in part"
+        assert f"{f'({whole[1]})' if whole else short}  " in listed[name]
 
 
 def test_reported_runs_have_seeds_on_which_nothing_was_chosen_and_a_commit() -> None:
@@ -173,11 +196,12 @@ def test_a_preset_says_how_it_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_p
     write(tmp_path, "cartpole", "preset,seed,env_steps,greedy_mean", *runs)
     _, (_, _, seeds, ppo, ppg, difference, _) = result_tables.tasks()
     assert seeds == "3" and str(ppo).endswith("least 100") and (ppg, difference) == ("–", "–")
-    words = result_tables.trained("cartpole-ppo")
-    assert words.startswith("Trained: 3 seeds, 100 steps: greedy 358 [")
+    found = result_tables.trained("cartpole-ppo")
+    ((words, place),) = found["runs"]
+    assert words.startswith("3 seeds, 100 steps: greedy 358 [")
     command = "benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo --seeds 3"
-    assert words.endswith(f"(`python {command}`).")
-    assert result_tables.trained("cartpole-ppg") == "Not trained here."
+    assert place == f"python {command}" and (found["seeds"], found["mean"]) == (3, 358)
+    assert result_tables.trained("cartpole-ppg")["runs"] == []
 
 
 def test_means_of_the_arms_of_a_suite_stand_on_the_tasks_that_have_them(

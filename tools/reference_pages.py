@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import os
 import re
 import typing
@@ -28,6 +29,7 @@ def pages() -> dict[str, str]:
         "reference/options.md": options_page(),
         "reference/presets.md": presets_page(),
         "reference/tricks.md": tricks_page(),
+        "../src/phasicrl/trained.json": trained_file(),
     }
 
 
@@ -83,7 +85,7 @@ def options_page() -> str:
 def presets_page() -> str:
     """Every preset with its source and its difference to its parent."""
     text = (
-        "# Presets\n\n`phasicrl presets NAME` shows source and differences. "
+        "# Presets\n\n`phasicrl presets NAME` shows source, differences and runs. "
         "Results that name no seeds are of [report seeds](../../CONTRIBUTING.md#seeds), on "
         "which no setting was chosen. No preset for 25M steps or more was trained to its end; runs "
         "of two on Procgen [end early](../../benchmarks/results/procgen-25m/README.md).\n"
@@ -92,11 +94,21 @@ def presets_page() -> str:
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         changes = differences(preset.config, parent)
         summary = f"{preset.summary[0].upper()}{preset.summary[1:]}"
-        text += f"\n## {name}\n\n{summary}. Source: {_with_links(preset.source)}. {trained(name)} "
+        runs = "; ".join(f"{run} (`{place}`)" for run, place in trained(name)["runs"])
+        text += f"\n## {name}\n\n{summary}. Source: {_with_links(preset.source)}. "
+        text += f"Trained: {runs}. " if runs else "Not trained here. "
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n"
         rows = ((f"`{field}`", _show(new), _show(old)) for field, (old, new) in changes.items())
         text += table([("field", "here", "there"), *rows])
     return NOTE + text
+
+
+def trained_file() -> str:
+    """What `phasicrl presets` reports of the runs of presets, without commands of the checkout."""
+    found = {name: trained(name) for name in PRESETS}
+    short = {name: of | {"runs": [run for run, _ in of["runs"]]} for name, of in found.items()}
+    used = {name: of for name, of in short.items() if of["runs"]}
+    return json.dumps(used, indent=1, ensure_ascii=False) + "\n"
 
 
 TRICKS = list(csv.DictReader(Path(__file__).with_name("tricks.csv").read_text().splitlines()))

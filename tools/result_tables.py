@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -22,6 +24,7 @@ from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import RETURN, ResultTable
+from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 
@@ -334,32 +337,63 @@ def on_reacher(change: str) -> str:
     return pair_of_means((values, base), ".1f") if values else "–"
 
 
-def trained(preset: str) -> str:
-    """Describe how a preset was trained on fresh seeds: seeds, result and command."""
-    found = []
+def trained(preset: str) -> dict[str, Any]:
+    """Return all runs of a preset, with a description and a place: their command or folder.
+
+    `seeds` and `mean` are of the greedy returns with the preset's own options.
+    """
+    found: dict[str, Any] = {"seeds": 0, "mean": 0.0, "runs": []}
     for path in sorted(RESULTS.glob("*.csv")):
         rows = [row for row in read(path.stem) if row.get("preset", "").split(" ")[0] == preset]
         for label, runs in group(rows, "preset").items():
-            fields = label.partition(" ")[2]
+            fields, returns = label.partition(" ")[2], column(runs, "greedy_mean")
             seeds, steps = len(runs), int(runs[0]["env_steps"])
+            if not fields:
+                mean = float(f"{statistics.fmean(returns):.4g}")
+                found |= {"seeds": seeds, "mean": mean}
             words = f'"{preset}:{fields}"' if fields else preset
-            found.append(
+            found["runs"].append((
                 f"{seeds} seed{'s' * (seeds > 1)}{f' with `{fields}`' if fields else ''}, "
-                f"{steps:,} steps: greedy {reached(column(runs, 'greedy_mean'))} "
-                f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}"
-                f"{'' if seeds == 10 else f' --seeds {seeds}'}`)"
-            )
-    for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
-        runs = [RunDirectory(path.parent) for path in sorted(folder.glob("*/card.json"))]
-        of_preset = [{"game": run.config.env.id, "seed": f"{run.card['seed']}",
-                      "steps": run.card["env_steps"]}
-                     for run in runs if run.config.name == preset]  # fmt: skip
-        for game, of in sorted(group(of_preset, "game").items()):
-            seeds = ", ".join(sorted(run["seed"] for run in of))
-            steps = f"{max(run['steps'] for run in of):,} steps"
-            place = f"(`benchmarks/results/{folder.name}`)"
-            found.append(f"{game}, {steps}, seed{'s' * (len(of) > 1)} {seeds} {place}")
-    return f"Trained: {'; '.join(found)}." if found else "Not trained here."
+                f"{steps:,} steps: greedy {reached(returns)}",
+                f"python benchmarks/learning.py benchmarks/results/{path.name} {words}"
+                f"{'' if seeds == 10 else f' --seeds {seeds}'}",
+            ))  # fmt: skip
+    kept = group(_kept_runs(preset), "folder", "game", "options")
+    for (folder, game, options), runs in kept.items():
+        seeds = ", ".join(run["seed"] for run in runs)
+        steps = max(int(run["steps"]) for run in runs)
+        budget = PRESETS[preset].config.total_env_steps
+        found["runs"].append((
+            f"{game}{f' with `{options}`' if options else ''}, {steps:,} "
+            f"{f'of {budget:,} ' if steps < 0.9 * budget else ''}steps, "
+            f"seed{'s' * (len(runs) > 1)} {seeds}: in training {reached(column(runs, 'return'))}",
+            f"benchmarks/results/{folder}",
+        ))  # fmt: skip
+    return found
+
+
+_NO_OPTION = r"seed|name|output-dir|total-env-steps|env\.(?:id|num-threads)|log\.|checkpoint\."
+_CHANGED = re.compile(rf"--(?!{_NO_OPTION}|compute\.(?!\w+-precision))\S+(?: (?!--)\S+)?")
+"""Flags of a command that change what is computed."""
+
+
+def _kept_runs(preset: str) -> Iterable[Row]:
+    """Yield the runs of a preset whose folders are kept."""
+    for path in sorted(RESULTS.rglob("card.json")):
+        run, (metrics,) = RunDirectory(path.parent), path.parent.glob("metrics.jsonl*")
+        command = " ".join(run.card["command"]) + " "
+        name = re.search(r" train (\S+)", command)  # none: trained by a script
+        if (name[1] if name else run.config.name) != preset:
+            continue
+        data = metrics.read_bytes()
+        text = gzip.decompress(data) if metrics.suffix == ".gz" else data
+        last = json.loads(text.splitlines()[-1])
+        yield {
+            "folder": str(path.parents[1].relative_to(RESULTS)),
+            "game": run.env_id.removeprefix("procgen:"), "seed": f"{run.card['seed']}",
+            "options": " ".join(_CHANGED.findall(command)),
+            "steps": f"{last['env_steps']}", "return": f"{last[RETURN]}",
+        }  # fmt: skip
 
 
 # --- published curves

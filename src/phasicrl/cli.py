@@ -33,7 +33,7 @@ from phasicrl.config import (
     require_imported_modules,
 )
 from phasicrl.config_io import escape_control_chars, read_options, suggest_name
-from phasicrl.presets import PRESETS, TRAINED, differences, get_preset
+from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
 
 if TYPE_CHECKING:
     from phasicrl.training.evaluate import Evaluation
@@ -470,9 +470,15 @@ def print_evaluations(results: list[Evaluation]) -> None:
     print_table(f"{len(results[0].returns)} episodes", columns, rows)
 
 
+_PRESETS_PAGE = "docs/reference/presets.md"
+
+
 def _preset_lines() -> list[str]:
     """Return a line with name, mean return and summary for each preset, and a header."""
-    returns = {name: f"{mean:,g} ({seeds})" for name, (seeds, mean) in TRAINED.items()}
+    returns = {
+        name: f"{of['mean']:,g} ({of['seeds']})" if of["seeds"] else "in part"
+        for name, of in read_trainings().items()
+    }
     rows = [(name, returns.get(name, "–"), preset.summary) for name, preset in PRESETS.items()]
     header = ("preset", "return", "summary (return: greedy mean, seeds)")
     return [f"{name:<29}{value:>11}  {summary}" for name, value, summary in (header, *rows)]
@@ -490,22 +496,25 @@ def _show_presets(pattern: str = "") -> None:
         pattern: Part of a name, to show these presets with their values.
     """
     if not pattern:
-        more = "`phasicrl presets NAME` shows its values; results: docs/reference/presets.md"
-        return print_lines([*_preset_lines(), "", more])
+        part = "in part: shorter, with other options or without a greedy evaluation"
+        more = f"`phasicrl presets NAME` shows values and runs; all: {_PRESETS_PAGE}"
+        return print_lines([*_preset_lines(), "", part, more])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
         near = suggest_name(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
     rows: list[tuple[str, ...]] = []
+    trainings = read_trainings()
     for name, preset in found.items():
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         lines = [f"{preset.parent or 'the defaults'}, but"]
         for path, (old, new) in differences(preset.config, parent).items():
             lines.append(f"{path} {format_value(new)} (was {format_value(old)})")
-        seeds, mean = TRAINED.get(name, (0, 0.0))
-        trained = f"mean greedy return {mean:,g} over {seeds} seeds" if seeds else "no result here"
+        runs = trainings[name]["runs"] if name in trainings else []
+        trained = f"Trained: {'; '.join(runs)}." if runs else "Not trained here."
         rows.append((name, f"{preset.summary}\n{preset.source}\n{trained}", "\n".join(lines)))
-    print_table("", ("preset", "summary and source", "differences from its parent"), rows)
+    print_table("", ("preset", "summary, source, runs", "differences from its parent"), rows)
+    print_lines([f"commands of the runs: {_PRESETS_PAGE} in the repository"])
 
 
 def _envs(words: list[str]) -> None:

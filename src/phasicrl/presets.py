@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from phasicrl.config import (
@@ -369,21 +371,12 @@ PRESETS: dict[str, Preset] = {
 }  # fmt: skip
 
 
-TRAINED: dict[str, tuple[int, float]] = {
-    "compat-cleanrl-ppo": (5, 500), "compat-cleanrl-ppo-continuous": (5, 2109),
-    "compat-sb3-ppo": (5, 500), "compat-spinningup-ppo": (5, 2907), "compat-mva-ppo": (5, 1000),
-    "cartpole-ppo": (10, 500), "cartpole-ppg": (10, 500), "cartpole-masked-velocity-ppo": (10, 500),
-    "cartpole-masked-velocity-ppg": (10, 500), "pendulum-masked-velocity-ppo": (10, -188),
-    "acrobot-ppo": (10, -78.57), "acrobot-ppg": (10, -74.86), "mountaincar-ppo": (5, -127.4),
-    "mountaincar-ppg": (5, -122), "lunarlander-ppo": (5, 247), "lunarlander-ppg": (5, 272),
-    "pendulum-ppo": (10, -159.3), "pendulum-ppg": (10, -164.6), "invertedpendulum-ppo": (10, 1000),
-    "invertedpendulum-ppg": (10, 1000), "inverteddoublependulum-ppo": (5, 8720),
-    "inverteddoublependulum-ppg": (5, 7889), "reacher-ppo": (10, -4.164),
-    "halfcheetah-ppo": (10, 5915), "halfcheetah-ppg": (10, 5981), "hopper-ppo": (10, 2802),
-    "hopper-ppg": (5, 3475), "walker2d-ppo": (10, 4884), "swimmer-ppo": (5, 284.4),
-    "swimmer-ppg": (5, 244.5), "ant-ppo": (5, 1052), "ant-ppg": (5, 1279),
-}  # fmt: skip
-"""Number of seeds and their mean greedy return, of the presets in benchmarks/results/*.csv."""
+def read_trainings() -> dict[str, Any]:
+    """Return number of seeds, mean greedy return and descriptions of runs of each trained preset.
+
+    Seeds and mean are 0 where no run with the preset's own options was evaluated.
+    """
+    return json.loads(Path(__file__).with_name("trained.json").read_text(encoding="utf-8"))
 
 
 def get_preset(name: str) -> Config:
