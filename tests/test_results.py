@@ -96,17 +96,43 @@ def test_reported_runs_have_seeds_on_which_nothing_was_chosen_and_a_commit() -> 
 TABLES = sorted(path for path in RESULTS.rglob("*.csv*") if path.name != "published.csv.gz")
 
 
-def test_every_row_names_a_commit_of_this_history() -> None:
+_AGENTS = {"acrobot-ppg": "0562d06", "hopper-ppo": "0562d06"} | dict.fromkeys(
+    ("cartpole-ppg", "invertedpendulum-ppo", "pendulum-ppo", "reacher-ppo", "walker2d-ppo"),
+    "825db5b",
+)
+WITHOUT_COMMIT = {
+    # Of seed 1, with which settings were found; their commit was not noted.
+    "benchmarks/results/baselines/bigfish_s1/card.json": {""},
+    "benchmarks/results/baselines/starpilot_s1/card.json": {""},
+    # In words: the commit that adds the file, but for changes that it names.
+    "benchmarks/results/gpu/2026-11-27.json": {""},
+    # Lost; their code is part of 3fd758b (docs/learning.md).
+    **{f"src/phasicrl/agents/{name}/card.json": {lost} for name, lost in _AGENTS.items()},
+}
+
+
+def test_every_result_names_a_commit_of_this_history() -> None:
     git = ["git", "-C", str(RESULTS)]
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True)
     if shallow.stdout.strip() != b"false":
         pytest.skip("no history here")
-    named = {path: {row["commit"].removesuffix("-dirty") for row in rows_of(path)}
-             for path in TABLES}  # fmt: skip
+    root = RESULTS.parents[1]
+    named = {str(path.relative_to(root)): {row["commit"].removesuffix("-dirty")
+             for row in rows_of(path)} for path in TABLES}  # fmt: skip
+    kept = ("benchmarks/results/*.json", "src/phasicrl/agents/*/card.json")
+    listed = subprocess.check_output(["git", "ls-files", *kept], cwd=root, text=True)
+    for name in listed.split():
+        if not name.endswith("/config.json"):
+            found = json.loads((root / name).read_text())
+            commits = found["commit"] if "commit" in found else found["machine"]["commit"]
+            named[name] = set(re.findall(r"\b[0-9a-f]{7,40}\b", commits or ""))
+    missing = {name: {""} for name, commits in named.items() if not commits}
     for commit in set().union(*named.values()):
         found = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"], check=False)
-        files = [path.name for path, commits in named.items() if commit in commits]
-        assert found.returncode == 0, f"{commit}, which {files} name, is not in the history"
+        if found.returncode:
+            for name in (name for name, commits in named.items() if commit in commits):
+                missing.setdefault(name, set()).add(commit)
+    assert missing == WITHOUT_COMMIT
 
 
 def test_an_arrow_needs_all_seeds_apart_and_enough_of_them(
