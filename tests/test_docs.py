@@ -28,6 +28,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from tests.helpers import look_up
 from tools.reference_pages import DOCS, cited_lines, pages
+from tools.site_pages import MODULES
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {
@@ -98,6 +99,17 @@ def anchors(text: str) -> set[str]:
 def blocks(language: str, text: str) -> list[str]:
     """The code blocks of a page in one language."""
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
+
+
+def test_what_pages_import_is_in_the_python_reference() -> None:
+    used: set[str] = set()
+    for text in TEXTS.values():
+        used |= set(re.findall(r"\bfrom `(phasicrl\.[\w.]+)`", text))
+        for node in ast.walk(ast.parse("\n".join(blocks("python", text)))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("phasicrl"):
+                module = importlib.import_module(str(node.module))
+                used |= {getattr(module, alias.name).__module__ for alias in node.names}
+    assert not used - set(MODULES) and len(used) > 5
 
 
 def shell_lines(text: str) -> list[str]:

@@ -29,8 +29,9 @@ OF_ROOT = {
 """Pages of the repository's root, and their names on the site."""
 MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
-    "phasicrl.objectives", "phasicrl.returns", "phasicrl.training.evaluate",
-    "phasicrl.lab.experiments.run_suite", "phasicrl.lab.film.video",
+    "phasicrl.objectives", "phasicrl.returns", "phasicrl.training.build",
+    "phasicrl.training.evaluate", "phasicrl.training.acting", "phasicrl.lab.experiments.run_suite",
+    "phasicrl.lab.experiments.batch_scale", "phasicrl.lab.film.video",
     "phasicrl.lab.analysis.plot", "phasicrl.lab.analysis.curves",
     "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",
     "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
