@@ -234,6 +234,9 @@ def test_options_that_a_function_does_not_get_are_refused(maker: str, tmp_path: 
     assert max(evaluate(run.directory, episodes=1, **options, **objects)[0].lengths) <= 9
 
 
+NOWHERE = Config().with_updates({"env.id": "nowhere"})
+
+
 def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> None:
     def add(run: Any, record: dict[str, float]) -> None:
         record["own/lines"] = 7.0
@@ -274,13 +277,13 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
         (train, {"config": Config(), "make_env": "a:b"}, "make_env is 'a:b'; expected a function"),
         *(
             (
-                partial(train, Config()),
+                partial(train, NOWHERE),
                 {"resume": given},
                 r"phasicrl\.resume\(RUN, total_env_steps=",
             )
             for given in ("Auto", "runs/x", Path("runs/x"), True, None)
         ),
-        (train, {"config": Config(), "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
+        (train, {"config": NOWHERE, "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
         (
             partial(train, get_preset("cartpole-ppo")),
             {"make_encoder": nn.Linear(4, 2)},
