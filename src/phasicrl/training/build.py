@@ -276,7 +276,7 @@ def _build_run(
         plan = _make_plan(config, device, world, has_images)
         agent = make_agent(config, envs, user).to(device)
         messages = [] if state else _make_warnings(config, envs, user, plan)
-        readings = {each.reading for each in agent.modules() if hasattr(each, "reading")}
+        readings = {str(each.reading) for each in agent.modules() if hasattr(each, "reading")}
         messages += [f"images are read as {each} (model.image_layout)" for each in sorted(readings)]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
