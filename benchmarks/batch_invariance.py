@@ -128,7 +128,8 @@ def draw(rows: list[Row], path: Path) -> None:
             panel.set_title(f"{task}: {arm}", fontsize="small", loc="left")
             panel.set_xlabel("thousand environment steps", fontsize="small")
         line[0].set_ylabel("return", fontsize="small")
-    title = f"mean of {len({row['seed'] for row in rows})} seeds, band: its 95 % interval"
+    seeds = ", ".join(sorted({row["seed"] for row in rows}))
+    title = f"mean of seeds {seeds}\nband: 95 % bootstrap interval of the mean"
     panels[0, 0].legend(title=title, title_fontsize="x-small", fontsize="x-small", frameon=False)
     figure.savefig(path, dpi=110)
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import tyro
+from matplotlib.figure import Figure
 
 from phasicrl.lab.export.package import release
 from phasicrl.system.provenance import find_commit
@@ -232,6 +234,27 @@ def test_every_program_on_the_pages_has_a_test() -> None:
 def test_every_figure_has_its_command_and_its_place_on_a_page() -> None:
     there = {path.name for path in FOLDER.glob("*.png")}
     assert there == FIGURES.keys() == on_pages(r"figures/([\w-]+\.png)\)")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_has_six_lines_a_panel_at_most_and_says_what_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, save = list[Figure](), Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **options: (
+        drawn.append(figure), save(figure, *args, **options)
+    ))  # fmt: skip
+    FIGURES[name](tmp_path / name)
+    for figure in drawn:
+        for panel in figure.axes:  # a line without points is there for the legend only
+            assert sum(np.size(line.get_xdata()) > 0 for line in panel.lines) <= 6
+        legends = [*figure.legends, *(panel.get_legend() for panel in figure.axes)]
+        said = figure.get_suptitle() + "".join(
+            each.get_text() for legend in legends if legend
+            for each in (legend.get_title(), *legend.get_texts())
+        )  # fmt: skip
+        assert "source 0" not in said and "its 95 %" not in said
+        assert re.search("interval of the mean|range|minimum to maximum", said)
 
 
 def test_the_table_of_published_runs_is_made_from_the_committed_runs(tmp_path: Path) -> None:

@@ -14,17 +14,15 @@ import tyro
 from benchmarks import batch_invariance, compare_reference, simulators
 from phasicrl.lab.analysis.plot import draw_curves, save_figure
 from phasicrl.lab.experiments.run_suite import make_curves
-from phasicrl.lab.experiments.suites import SUITES
 from tools.result_tables import RESULTS, read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "figures"
 
 
-def _suite(name: str, output: Path) -> None:
-    """A suite's figure from its table, as `phasicrl suite` draws it."""
+def _suite(name: str, title: str, output: Path) -> None:
+    """A suite's figure from its table, as `phasicrl suite` draws it but for its title."""
     curves = make_curves(read(f"suites/{name}-small"))
-    title = f"{name}: {SUITES[name].description}"
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     for path in save_figure(figure, output.with_suffix(""), f"suite {name}, small"):
         if path != output:  # the pages show the PNG
@@ -43,8 +41,12 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
     "batch-invariance.png": lambda to: batch_invariance.draw(read("batch_invariance"), to),
     "simulators.png": lambda to: simulators.draw(read("simulators"), to),
-    "suite-penalties.png": partial(_suite, "penalties"),
-    "suite-value-epochs.png": partial(_suite, "value-epochs"),
+    "suite-penalties.png": partial(
+        _suite, "penalties", "PPG with clipping or a KL penalty, rewards normalized or not"
+    ),
+    "suite-value-epochs.png": partial(
+        _suite, "value-epochs", "PPG with one to twenty value epochs (E_V)"
+    ),
 }
 """Function that draws each figure into a file."""
 

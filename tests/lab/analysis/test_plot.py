@@ -56,6 +56,7 @@ THIN = "thin: single runs; band: "
         ([curve("ppg")], ["ppg (one run)"], ""),
         ([curve("ppg", 2)], ["ppg (2 runs)"], f"{THIN}minimum to maximum"),
         ([curve("a", 3), curve("b", 5)], ["a (3 runs)", "b (5 runs)"], THIN + MANY),
+        ([curve(x, 3) for x in "abc"], [f"{x} (3 runs)" for x in "abc"], f"band: {MANY}"),
         (
             [curve("a", 1, "x"), curve("a", 2, "y"), curve("b", 1, "x", published=True)],
             ["a (one run or 2 runs)", "b (published: one run)"],
@@ -64,7 +65,11 @@ THIN = "thin: single runs; band: "
     ],
 )
 def test_the_legend_has_runs_and_bands(curves: list[Curve], lines: list[str], title: str) -> None:
-    (legend,) = draw_curves(curves, "return", None).legends
+    figure = draw_curves(curves, "return", None)
+    (legend,) = figure.legends
+    assert any(line.get_alpha() for panel in figure.axes for line in panel.lines) == (
+        "thin" in title
+    )
     assert [entry.get_text() for entry in legend.get_texts()] == lines
     assert legend.get_title().get_text() == title
 

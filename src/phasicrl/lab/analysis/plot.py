@@ -34,6 +34,8 @@ _COLUMNS = (
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MAX_CURVES = 10
 """Most curves of a panel; more have a panel each."""
+MAX_CURVES_WITH_RUNS = 2
+"""Most curves of a panel that are drawn with their single runs."""
 _DASHES = (0, (4, 1.5))
 _ENDINGS, _FORMULA = (".png", ".svg", ".csv"), ("=", "+", "-", "@", "\t", "\r")
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.2
@@ -134,6 +136,7 @@ def draw_curves(
     """Draw a panel for each task, with a dotted line at the target, and a common legend.
 
     Where a task has more than `MAX_CURVES`, each of ours has a panel, beside the published ones.
+    Single runs are drawn if no panel has more than `MAX_CURVES_WITH_RUNS`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -144,7 +147,8 @@ def draw_curves(
     is_split = len(contents) > len(tasks)
     rows, columns, width, height = choose_grid(len(contents))
     letters = int(_LETTERS_PER_INCH * width)
-    texts, legend_title = make_legend(curves)
+    shows_runs = max(len(drawn) for *_, drawn in contents) <= MAX_CURVES_WITH_RUNS
+    texts, legend_title = make_legend(curves, shows_runs=shows_runs)
     texts = {key: textwrap.fill(text, letters) for key, text in texts.items()
              if key[1] or not is_split}  # fmt: skip
     longest = max(map(len, texts.values()), default=0)
@@ -164,7 +168,7 @@ def draw_curves(
             panel = panels[index]
             if index and contents[index - 1][0] == task:
                 panel.sharey(panels[index - 1])
-            _draw_panel(panel, drawn, styles)
+            _draw_panel(panel, drawn, styles, shows_runs=shows_runs)
             panel.set_title(textwrap.fill(name, letters // columns))
             if target is not None:
                 panel.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
@@ -201,14 +205,14 @@ def choose_grid(count: int) -> tuple[int, int, float, float]:
     return rows, columns, *size
 
 
-def make_legend(curves: Sequence[Curve]) -> tuple[dict[CurveKey, str], str]:
+def make_legend(curves: Sequence[Curve], *, shows_runs: bool) -> tuple[dict[CurveKey, str], str]:
     """Return the texts of a figure's legend by curve, and its title: what lines and bands are."""
     descriptions: dict[CurveKey, list[str]] = defaultdict(list)
     for curve in curves:
         descriptions[curve.label, curve.published].append(curve.description)
     texts = {key: " or ".join(dict.fromkeys(each)) for key, each in descriptions.items()}
     bands = dict.fromkeys(curve.band_description for curve in curves if curve.band_description)
-    title = f"thin: single runs; band: {' or '.join(bands)}" if bands else ""
+    title = f"{'thin: single runs; ' * shows_runs}band: {' or '.join(bands)}" if bands else ""
     return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
 
 
@@ -231,7 +235,7 @@ def assign_styles(keys: Sequence[CurveKey]) -> Styles:
     }
 
 
-def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles) -> None:
+def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles, *, shows_runs: bool) -> None:
     for curve in curves:
         style = styles.get((curve.label, curve.published)) or styles["", False]
         color = style["color"]
@@ -241,7 +245,8 @@ def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles) -> None:
             panel.fill_between(
                 curve.steps, *curve.band, color=color, alpha=0.18, linewidth=0, zorder=1
             )
-            panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=color, zorder=1.5)
+            if shows_runs:
+                panel.plot(curve.steps, curve.runs.T, lw=0.6, alpha=0.4, color=color, zorder=1.5)
     panel.locator_params(axis="x", nbins=6)
     panel.xaxis.set_major_formatter(lambda step, _: format_steps(step))
     panel.margins(x=0.01)
