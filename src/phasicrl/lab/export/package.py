@@ -49,8 +49,7 @@ class Package(NamedTuple):
 
 def release(
     runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
-    weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False,
-    **user_objects: Any,
+    weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False, **user_objects: Any,
 ) -> list[Package]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
 
