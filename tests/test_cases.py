@@ -187,7 +187,6 @@ def test_a_run_in_which_no_episode_ends_says_so(
         ({"observation_space": Box(-np.inf, np.inf, (2,), np.float64),
           "observe": lambda self: np.full(2, 1e300)}, {}, "1e.300.* too large for float32"),
         ({"reward": "1"}, {}, "reward of str"),
-        ({"observation_space": Box(0, 255, (12, 12, 3), np.float32)}, IMAGE, "expected uint8"),
     ],
 )  # fmt: skip
 def test_numbers_that_would_change_on_the_way_in_are_refused(
@@ -195,6 +194,58 @@ def test_numbers_that_would_change_on_the_way_in_are_refused(
 ) -> None:
     with pytest.raises((EnvError, ValueError), match=message):
         play(tmp_path, lamp(**parts), **changes)
+
+
+def image(high: float = np.inf, low: float = 0, dtype: Any = np.float32) -> Any:
+    return Box(low, high, (12, 12, 3), dtype)
+
+
+def fill(value: float, space: Any) -> Any:
+    """Images of one value, beside zeros."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: fill(value, part) for key, part in space.spaces.items()}
+    return np.full(space.shape, value * (len(space.shape) == 3), space.dtype)
+
+
+MLP, BYTES = {"model.encoder": "mlp"}, image(255, dtype=np.uint8)
+FROM_BOUNDS = [image(255), image(254), image(256), image(255, -1), image(65535, dtype=np.uint16)]
+FROM_FIRST = [image(), image(low=-np.inf), image(1), image(np.finfo(np.float64).max, 0, np.float64)]
+NORM = {"obs_norm.statistics": "moments"}
+
+
+@pytest.mark.parametrize(
+    ("space", "changes", "value"),
+    [*((space, IMAGE, 0) for space in FROM_BOUNDS), *((space, IMAGE, 200) for space in FROM_FIRST),
+     (image(255), MLP, 0), (image(), MLP, 200),
+     (gym.spaces.Dict(image=image(255), place=VECTOR), IMAGE, 0),
+     (gym.spaces.Dict(image=image(255), place=VECTOR), MLP, 0),
+     (gym.spaces.Dict(image=image(), place=VECTOR), MLP, 200),
+     (gym.spaces.Dict(image=image(255), other=BYTES), IMAGE, 0),
+     (gym.spaces.Dict(image=image(1), place=VECTOR), IMAGE, 0)],
+)  # fmt: skip
+def test_floats_of_bytes_are_refused(
+    tmp_path: Path, space: Any, changes: dict[str, Any], value: float
+) -> None:
+    """By the bounds, or by the first observations where bounds are infinite or not kept."""
+    make_env = lamp(observation_space=space, observe=lambda self: fill(value, space))
+    with pytest.raises(ValueError, match="uint8"):
+        play(tmp_path, make_env, **changes)
+
+
+@pytest.mark.parametrize(
+    ("space", "changes", "value"),
+    [(image(1), IMAGE, 1), (image(1), IMAGE | NORM, 1), (image(255), IMAGE | NORM, 200),
+     (image(10), IMAGE, 10), (image(low=-np.inf), IMAGE, 3), (image(1), MLP, 1),
+     (Box(-500, 500, (4, 12, 3), np.float32), MLP, 200), (Box(0, 255, (12,), np.uint8), MLP, 0),
+     (gym.spaces.Dict(image=image(255), place=VECTOR),
+      {"model.policy_obs": ("place",), "model.value_obs": ("place",)} | IMAGE, 200)],
+)  # fmt: skip
+def test_other_floats_of_three_axes_are_read(
+    tmp_path: Path, space: Any, changes: dict[str, Any], value: float
+) -> None:
+    play(
+        tmp_path, lamp(observation_space=space, observe=lambda self: fill(value, space)), **changes
+    )
 
 
 def test_other_spaces_than_those_of_the_training_are_named(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class Collector:
     def start(self) -> None:
         """Reset the environments and the memory states."""
         self._obs = self.executor.upload(self.envs.reset())
+        self.agent.check_images(self._obs)
         self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.executor.device)
         self._state = self.agent.initial_state(self.envs.num_envs)
 

@@ -92,9 +92,8 @@ class Agent(nn.Module):
         super().__init__()
         self.value_path, self.config = config.value_path, config
         self.reader = ObservationReader(observation_space, obs_norm)
-
-        if make_encoder is None and config.encoder != "mlp" and not self.reader.normalizer:
-            check_image_range(observation_space)
+        self._checks_images = make_encoder is None and not self.reader.normalizer
+        self.check_images()
 
         def new_encoder(config: ModelConfig) -> nn.Module:
             space = select_keys(observation_space, config.policy_obs)
@@ -138,6 +137,17 @@ class Agent(nn.Module):
             if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
                 given = f"value_norm.statistics is {statistics}"
                 raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
+
+    def check_images(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
+        """Check that no network reads floats as large as bytes, see `check_image_range`.
+
+        Args:
+            stored: first observations `[N, …]`; None to check the bounds of the space.
+        """
+        obs = None if stored is None else self.reader.layout.unpack(stored)
+        for keys in {self.config.policy_obs, self.config.value_obs} if self._checks_images else ():
+            space = select_keys(self.reader.layout.space, keys)
+            check_image_range(space, self.config.encoder, obs)
 
     @property
     def state_size(self) -> int:

@@ -165,7 +165,8 @@ class PartsEncoder(nn.Module):
         self.numbers = [(path, part) for path, part in leaves(space) if not is_image(part)]
         if (config.encoder == "mlp") == bool(images):
             given = f"model.encoder is {config.encoder}, and observation_space is {space}"
-            raise ValueError(f"{given}; expected impala or nature for images, mlp without any")
+            rule = "impala or nature for images (uint8, three axes), mlp without any"
+            raise ValueError(f"{given}; expected {rule}")
         init = Initializer(config.init, generator)
         cnns = [CNNS[config.encoder](tuple(x.shape or ()), config, generator) for _, x in images]
         self.images = nn.ModuleList(cnns)
@@ -255,17 +256,27 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
     return PartsEncoder(space, config, generator)
 
 
-def check_image_range(space: gym.Space[Any]) -> None:
-    """Check that a convolutional network does not read bytes as floats from 0 to 255.
+def check_image_range(space: gym.Space[Any], encoder: str, obs: Any = None) -> None:
+    """Check that no network reads floats as large as bytes, which are not divided by 255.
+
+    Args:
+        space: observation space.
+        encoder: `model.encoder`; `mlp` may read short axes that are no image.
+        obs: first observations, for bounds that are infinite or not kept; None for the bounds.
 
     Raises:
-        ValueError: the space is a `Box` of three axes from 0 to 255, and not of uint8.
+        ValueError: an image, of another dtype than uint8, has numbers above 100.
     """
-    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 3 or is_image(space):
-        return
-    if space.low.min() >= 0 and space.high.max() == 255:
-        given = f"observation_space is {space}, an image of {space.dtype} from 0 to 255"
-        raise ValueError(f"{given}; expected uint8, which is divided by 255, or at most 1")
+    for path, part in leaves(space):
+        if not isinstance(part, gym.spaces.Box) or len(part.shape) != 3 or is_image(part):
+            continue
+        if encoder == "mlp" and sorted(part.shape)[1] < 8:
+            continue
+        high = float((part.high if obs is None else get_part(obs, path)).max())
+        if high > 100 and (obs is not None or high < 2**16):
+            given = f"observation_space has {part}, an image of {part.dtype} up to {high:g}"
+            rule = "uint8, which is divided by 255, or at most 1"
+            raise ValueError(f"{given}; expected {rule}. Or use obs_norm.statistics moments")
 
 
 def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
