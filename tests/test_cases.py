@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode
 from torch import nn
@@ -93,11 +95,55 @@ def test_close_that_raises_is_a_warning(tmp_path: Path) -> None:
         assert evaluate(run.directory, episodes=2, make_env=lamp(close=close))
 
 
-def test_an_entry_that_the_space_lacks_is_a_warning(tmp_path: Path) -> None:
-    zeros = {"place": np.zeros(2, np.float32), "speed": np.zeros(2, np.float32)}
-    space = gym.spaces.Dict({"place": VECTOR})
-    with pytest.warns(UserWarning, match="speed"):
-        play(tmp_path, lamp(observation_space=space, observe=lambda self: zeros))
+class Batch:
+    """Two environments, without ends, that return parts of arrays or tensors."""
+
+    single_observation_space: Any = gym.spaces.Dict({"place": VECTOR})
+    single_action_space: Any = Discrete(2)
+    metadata: Any = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    num_envs = 2
+
+    def __init__(self, has_tensors: bool, has_extra: tuple[bool, bool]) -> None:
+        self._convert: Any = torch.from_numpy if has_tensors else np.copy
+        self.device, self._has_extra = "cpu" if has_tensors else None, has_extra
+
+    def _observe(self, has_extra: bool) -> Any:
+        names = ["place", "speed"] if has_extra else ["place"]
+        return {name: self._convert(np.zeros((2, 2), np.float32)) for name in names}
+
+    def reset(self, **_: Any) -> Any:
+        return self._observe(self._has_extra[0]), {}
+
+    def step(self, actions: Any) -> Any:
+        flags = [self._convert(np.zeros(2, bool)) for _ in range(2)]
+        return self._observe(self._has_extra[1]), self._convert(np.ones(2)), *flags, {}
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("has_extra", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("kind", ["Env", "VectorEnv", "Simulator"])
+def test_an_entry_that_the_space_lacks_is_a_warning(
+    tmp_path: Path, kind: str, has_extra: tuple[bool, bool]
+) -> None:
+    """In the first reset or the first step."""
+    batch = Batch(kind == "Simulator", has_extra)
+
+    class Single(Lamp):
+        observation_space, ends = batch.single_observation_space, False
+
+        def reset(self, **_: Any) -> Any:
+            return {key: part[0] for key, part in batch.reset()[0].items()}, {}
+
+        def step(self, action: Any) -> Any:
+            obs = {key: part[0] for key, part in batch.step(action)[0].items()}
+            return obs, 1.0, False, False, {}
+
+    maker: Any = {"make_env": Single} if kind == "Env" else {"make_vector_env": lambda _: batch}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        train(tiny(tmp_path).with_updates({"env.num_envs": 2}), **maker)
+    assert sum("'speed'" in str(each.message) for each in caught) == any(has_extra)
 
 
 @pytest.mark.filterwarnings("ignore:.*10,000 steps")

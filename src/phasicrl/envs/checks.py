@@ -139,7 +139,7 @@ def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> None:
     found = find_extra_keys(properties.observation_space, obs)
     if extra := [key for key in found if key != ignored]:
         text = f"{name}: observations have {', '.join(map(repr, extra))}, which observation_space"
-        warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=2)
+        warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=1)
 
 
 def make_env_properties(name: str, space: Any, actions: Any) -> EnvProperties:
@@ -309,8 +309,6 @@ class CheckedEnv(gym.Env[Any, Any]):
             self._seed = seed
         obs, info = check_tuple(self.env.reset(seed=seed), 2)
         self._last_obs = self._pack_copy(obs)
-        if seed is not None and self.env_index == 0:
-            warn_of_extra_keys(self._name, self._properties, obs)
         return self._last_obs, self._make_mask_info(obs, info)
 
     def _pack_copy(self, obs: Any) -> np.ndarray:
@@ -318,6 +316,8 @@ class CheckedEnv(gym.Env[Any, Any]):
         try:
             space = self._properties.observation_space
             batch = map_leaves(space, lambda value: np.array(value)[None], obs)
+            if self.env_index == 0 and self._num_steps < 2:  # at the first reset and step
+                warn_of_extra_keys(self._name, self._properties, obs)
             return self._layout.pack(batch, 1)[0]
         except ValueError as error:
             raise Invalid(f"returned a wrong observation: {error}") from None

@@ -19,6 +19,7 @@ from phasicrl.envs.checks import (
     close_env,
     convert_errors,
     make_env_properties,
+    warn_of_extra_keys,
 )
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.spaces import (
@@ -109,7 +110,7 @@ class TensorVectorEnv:
         is_known = self.has_final_obs and self.exact_state == "snapshot"
         self.is_pure: bool = is_known and getattr(simulator, "is_pure", False)
         spaces = simulator.single_observation_space, simulator.single_action_space
-        properties = make_env_properties(name, *spaces)
+        self._properties = properties = make_env_properties(name, *spaces)
         self.observation_space = properties.observation_space
         self.action_space = properties.action_space
         self._layout = ObservationLayout(self.observation_space)
@@ -129,6 +130,7 @@ class TensorVectorEnv:
         self._widths = list(count_choices(self.action_space))
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
+            warn_of_extra_keys(name, properties, obs)
             self.mask_size = sum(self._widths) if config.action_masks and MASK in info else 0
             self._first: _First | None = (*self._pack(obs), self._read_mask(info))
 
@@ -172,6 +174,8 @@ class TensorVectorEnv:
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask, final_obs = self._pack(given_obs), self._read_mask(info), None
         checks = [reward.isfinite().all(), is_valid]
+        if not self.is_pure and self._num_steps == 1:
+            warn_of_extra_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step.
         if not self.is_pure and self.device.type == "cpu" and not ended.any():
             pass

@@ -110,6 +110,8 @@ class CustomVectorEnv(NumpyVectorEnv):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
             stored, info = self._pack_and_check(obs, "step").copy(), info or {}
+            if self._num_steps == 1:
+                warn_of_extra_keys(self.name, self._properties, obs)
             rows = [np.asarray(row) for row in (reward, terminated, truncated)]
             if any(row.shape != (self.num_envs,) or row.dtype.kind not in NUMBERS for row in rows):
                 given = ", ".join(f"{row.dtype} {row.shape}" for row in rows)
