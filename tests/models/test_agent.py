@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -241,17 +243,63 @@ def test_custom_heads_feed_the_distribution_and_the_values(value_path: ValuePath
     assert (output.value == 7).all()
 
 
+class Converted(nn.Module):
+    """A network with a function of its output."""
+
+    def __init__(self, network: nn.Module, convert: Callable[[Tensor], Any], *_: Any) -> None:
+        super().__init__()
+        self.network, self.convert = network, convert
+        self.num_features = np.prod(np.array([2, 2]))
+
+    def forward(self, inputs: Any) -> Any:
+        return self.convert(self.network(inputs))
+
+
+def make_converted(which: str, convert: Any, name: str, size: int, num: int) -> nn.Module | None:
+    return Converted(nn.Linear(size, num), convert) if name == which else None
+
+
+OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "ndarray float32": lambda x: x.numpy(), "tuple": lambda x: (x, None),
+    "Tensor torch.int64": lambda x: x.long(), "Tensor torch.complex64": lambda x: x + 0j,
+    "Tensor torch.bool": lambda x: x > 0, "NoneType": lambda x: None,
+}  # fmt: skip
+
+
+def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())
+    for name in ("policy", "value", "aux_value"):
+        train(config, make_env=Corridor, make_head=partial(make_converted, name, Tensor.double))
+    size = int(np.prod(Corridor().observation_space.shape or ()))
+
+    def make_encoder(_: Any) -> nn.Module:
+        return Converted(nn.Sequential(nn.Flatten(), nn.Linear(size, 4)), Tensor.double)
+
+    assert (
+        train(config, make_env=Corridor, make_encoder=make_encoder).agent.memory.num_features == 4
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
         ({"space": LEGS, "make_encoder": lambda _: Encoder(width=3)},
-         r"make_encoder returns \(2, 3\) for inputs of shape \(\(2, 6\), \(2,\)\); .* \(2, 4\)$"),
+         r"make_encoder returns Tensor torch\.float32 \(2, 3\) for inputs of shape "
+         r"\(\(2, 6\), \(2,\)\); .* \(2, 4\)$"),
         ({"space": LEGS, "make_encoder": lambda _: Encoder(key=2)},
          r"make_encoder fails on inputs of shape \(\(2, 6\), \(2,\)\); .*\(2, 4\): IndexError"),
         ({"make_head": lambda name, size, number: nn.Linear(size, number + 1)},
-         r"'policy'.* returns \(2, 1, 6\) for inputs of shape \(2, 1, 8\); .*\(2, 1, 5\)"),
+         r"'policy'.* returns Tensor torch\.float32 \(2, 1, 6\) for inputs of shape \(2, 1, 8\); "
+         r".*\(2, 1, 5\)"),
         ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
          r"'value'.* fails on inputs of shape \(2, 1, 8\); .*\(2, 1, 1\): RuntimeError"),
+        ({"make_head": nn.Linear(3, 3)}, "make_head is a network; expected a function"),
+        *(({"space": LEGS, "make_encoder": partial(Converted, Encoder(), convert)},
+           rf"make_encoder returns {given}.* for .*; expected a Tensor of floats .*\(2, 4\)$")
+          for given, convert in OUTPUTS.items()),
+        *(({"make_head": partial(make_converted, name, convert)},
+           rf"make_head\('{name}', …\) returns {given}.* for .*; expected a Tensor of floats")
+          for given, convert in OUTPUTS.items() for name in ("policy", "value", "aux_value")),
         ({"make_head": make_head, "value_norm": ValueNormConfig(statistics="ema")},
          r"value_norm\.statistics is ema; expected none"),
         ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),

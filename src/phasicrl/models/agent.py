@@ -94,23 +94,27 @@ class Agent(nn.Module):
         self.reader = ObservationReader(observation_space, obs_norm)
         self._checks_images = make_encoder is None and not self.reader.normalizer
         self.check_images()
+        if isinstance(make_head, nn.Module):
+            raise ValueError("make_head is a network; expected a function that makes one")
 
         def new_encoder(config: ModelConfig) -> nn.Module:
             space = select_keys(observation_space, config.policy_obs)
             if make_encoder is None:
                 return build_encoder(space, config, generator)
-            custom = make_encoder(space)
-            if not isinstance(getattr(custom, "num_features", None), int):
+            custom: Any = make_encoder(space)
+            if not hasattr(getattr(custom, "num_features", None), "__index__"):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
             layout = self.reader.layout
             stored = torch.zeros(2, *layout.shape, dtype=getattr(torch, layout.dtype.name))
             inputs = select_keys(self.reader(stored), config.policy_obs)
             shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
-            return _check_output("make_encoder", custom, inputs, shapes, (2, custom.num_features))
+            return _check_output(
+                "make_encoder", custom, inputs, shapes, (2, int(custom.num_features))
+            )
 
         def new_memory(encoder: Any) -> Memory:
-            return make_memory(encoder.num_features, config, generator)
+            return make_memory(int(encoder.num_features), config, generator)
 
         def new_head(name: str, memory: Memory, num_outputs: int = 1) -> Any:
             size, expected = memory.num_features, (2, 1, num_outputs)
@@ -169,15 +173,10 @@ class Agent(nn.Module):
         return [policy, value]
 
     def forward(
-        self,
-        obs: Shaped[Tensor, "S L *shape"],
-        first: Bool[Tensor, "S L"],
-        state: Float[Tensor, "S H"],
-        action_mask: Bool[Tensor, "S L A"] | None = None,
-        *,
-        precision: Precision = "fp32",
-        in_aux_phase: bool = False,
-    ) -> AgentOutput:
+        self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"], action_mask: Bool[Tensor, "S L A"] | None = None,
+        *, precision: Precision = "fp32", in_aux_phase: bool = False,
+    ) -> AgentOutput:  # fmt: skip
         """Compute policy and values of S sequences of L steps; L is 1 when acting.
 
         Args:
@@ -194,15 +193,10 @@ class Agent(nn.Module):
         )
 
     def forward_inputs(
-        self,
-        inputs: Any,
-        first: Bool[Tensor, "S L"],
-        state: Float[Tensor, "S H"],
+        self, inputs: Any, first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"],
         action_mask: Bool[Tensor, "S L A"] | None = None,
-        *,
-        precision: Precision = "fp32",
-        in_aux_phase: bool = False,
-    ) -> AgentOutput:
+        *, precision: Precision = "fp32", in_aux_phase: bool = False,
+    ) -> AgentOutput:  # fmt: skip
         """Compute policy and values from `ObservationReader`'s output `[S·L, …]`, see `forward`."""
         encode = partial(self._encode, inputs, first, state, precision)
         features, policy_state = encode(self.encoder, self.memory)
@@ -222,13 +216,9 @@ class Agent(nn.Module):
         return AgentOutput(policy, value, aux_value, state)
 
     def value(
-        self,
-        obs: Shaped[Tensor, "S L *shape"],
-        first: Bool[Tensor, "S L"],
-        state: Float[Tensor, "S H"],
-        *,
-        precision: Precision = "fp32",
-    ) -> Float[Tensor, "S L"]:
+        self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"], *, precision: Precision = "fp32",
+    ) -> Float[Tensor, "S L"]:  # fmt: skip
         """Compute only the values `[S, L]`, see `forward`."""
         if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state, precision=precision).value
@@ -237,14 +227,10 @@ class Agent(nn.Module):
         return self._run_head(self.value_head, features)
 
     def policy(
-        self,
-        obs: Shaped[Tensor, "S L *shape"],
-        first: Bool[Tensor, "S L"],
-        state: Float[Tensor, "S H"],
-        action_mask: Bool[Tensor, "S L A"] | None = None,
-        *,
-        precision: Precision = "fp32",
-    ) -> tuple[Policy, Float[Tensor, "S H"]]:
+        self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"], action_mask: Bool[Tensor, "S L A"] | None = None,
+        *, precision: Precision = "fp32",
+    ) -> tuple[Policy, Float[Tensor, "S H"]]:  # fmt: skip
         """Compute only the policy `[S, L]` and the next memory state `[S, H]`, see `forward`.
 
         The columns of the state that belong to a separate value network are returned unchanged.
@@ -294,14 +280,9 @@ class Agent(nn.Module):
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
     def _encode(
-        self,
-        inputs: Any,
-        first: Bool[Tensor, "S L"],
-        state: Float[Tensor, "S H"],
-        precision: Precision,
-        encoder: nn.Module,
-        memory: Memory,
-    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S K"]]:
+        self, inputs: Any, first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"],
+        precision: Precision, encoder: nn.Module, memory: Memory,
+    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S K"]]:  # fmt: skip
         """Return the features of one network, and its next memory state."""
         split, is_policy = self.memory.state_size, memory is self.memory
         memory_state = state[:, :split] if is_policy else state[:, split:]
@@ -312,22 +293,24 @@ class Agent(nn.Module):
 
     def _run_head(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """Compute the values of a head, in the units of normalized rewards."""
-        value = head(features).squeeze(-1)
+        value = head(features).squeeze(-1).float()
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
 
 
 @torch.no_grad()
 def _check_output(maker: str, network: nn.Module, inputs: Any, shapes: Any, expected: Any) -> Any:
-    """Check the shape of a custom network's output for two steps, and return the network.
+    """Check a custom network's output for two steps, and return the network.
 
     Raises:
-        ValueError: the network fails, or its output has another shape.
+        ValueError: the network fails, or its output has another type or shape.
     """
-    rule = f"inputs of shape {shapes}; expected an output of shape {expected}"
+    rule = f"inputs of shape {shapes}; expected a Tensor of floats of shape {expected}"
     try:
-        output = tuple(network.eval()(inputs).shape)
+        output = network.eval()(inputs)
     except Exception as error:
         raise ValueError(f"the network of {maker} fails on {rule}: {error!r}") from error
-    if output != expected:
-        raise ValueError(f"the network of {maker} returns {output} for {rule}")
+    shape, dtype = (getattr(output, name, "") for name in ("shape", "dtype"))
+    if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
+        given = f"{type(output).__name__} {dtype} {tuple(shape)}"
+        raise ValueError(f"the network of {maker} returns {given} for {rule}")
     return network.train()

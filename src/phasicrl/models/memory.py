@@ -24,11 +24,9 @@ class NoMemory(nn.Module):
         self.num_features = num_features
 
     def forward(
-        self,
-        features: Float[Tensor, "S L D"],
-        first: Bool[Tensor, "S L"],
+        self, features: Float[Tensor, "S L D"], first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
-    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
+    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:  # fmt: skip
         """Return features `[S, L, D]` and state `[S, 0]` unchanged."""
         return features, state
 
@@ -61,11 +59,9 @@ class RecurrentMemory(nn.Module):
                     parameter.zero_()
 
     def forward(
-        self,
-        features: Float[Tensor, "S L D"],
-        first: Bool[Tensor, "S L"],
+        self, features: Float[Tensor, "S L D"], first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
-    ) -> tuple[Float[Tensor, "S L F"], Float[Tensor, "S H"]]:
+    ) -> tuple[Float[Tensor, "S L F"], Float[Tensor, "S H"]]:  # fmt: skip
         """Run over L steps of S sequences, with a zero state before every step that is `first`.
 
         Sequences are split where episodes begin, and the pieces run in parallel as one packed
@@ -101,11 +97,9 @@ class RecurrentMemory(nn.Module):
         return result.view(num_sequences, num_steps, -1), end[rank[pieces[:, -1]]]
 
     def _step(
-        self,
-        features: Float[Tensor, "S 1 D"],
-        first: Bool[Tensor, "S 1"],
+        self, features: Float[Tensor, "S 1 D"], first: Bool[Tensor, "S 1"],
         state: Float[Tensor, "S H"],
-    ) -> tuple[Float[Tensor, "S 1 F"], Float[Tensor, "S H"]]:
+    ) -> tuple[Float[Tensor, "S 1 F"], Float[Tensor, "S H"]]:  # fmt: skip
         """Run one step of S sequences, in operations that can be compiled and exported to ONNX."""
         before = torch.where(first, 0.0, state).split(self.num_features, dim=-1)
         (weights,) = self.layer.all_weights
