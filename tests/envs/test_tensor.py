@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,8 @@ def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
         (1, torch.zeros(2, 1), r"reward of shape \(2, 1\)"),
         (2, torch.tensor(False), "terminated of shape"),
         (3, None, "truncated of type NoneType"),
+        (1, torch.zeros(2) + 1j, r"reward of shape \(2,\) and complex; expected"),
+        (4, [1], r"info \[1\] of type list; expected a dict"),
     ],
 )
 def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
@@ -73,6 +76,73 @@ def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
     with pytest.raises(EnvError, match=f"^simulated: step.*{message}"):
         for _ in range(3):
             envs.step(torch.zeros(2, dtype=torch.int64))
+
+
+class Ending(TensorEnvs):
+    """Replaces the final observations."""
+
+    def __init__(self, kind: Any, value: Any) -> None:
+        super().__init__(kind, 2, "final_obs")
+        self._value = value
+
+    def step(self, action: Any) -> Any:
+        *values, info = super().step(action)
+        return *values, {"final_obs": self._value} if "final_obs" in info else None
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(2, 4), r"returned info\['final_obs'\] of shape \(2, 4\); expected"),
+        (np.zeros((2, 3)), r"returned info\['final_obs'\] of type ndarray; expected a tensor"),
+        (torch.zeros(2, 3) + 1j, r"info\['final_obs'\] of shape \(2, 3\) and complex"),
+    ],
+)
+def test_wrong_final_observations_are_named(value: Any, message: str) -> None:
+    """Beside an `info` of None, which is none."""
+    envs = make(Ending(counting.PlainCounting, value))
+    envs.reset()
+    with pytest.raises(EnvError, match=message):
+        for _ in range(5):
+            envs.step(torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_right"), [(0.5, 0), (300, 0), (-1, 0), (math.nan, 0), (7, 1)]
+)
+@pytest.mark.parametrize("space", [gym.spaces.Box(0, 255, (1,), np.uint8), gym.spaces.Discrete(9)])
+def test_numbers_that_an_integer_space_would_change_are_found(
+    space: gym.Space[Any], value: float, is_right: int
+) -> None:
+    class Fixed(TensorEnvs):
+        def step(self, action: Any) -> Any:
+            obs, *others = super().step(action)
+            return torch.full(obs.shape, value, dtype=torch.float64), *others
+
+    class Numbers(counting.PlainCounting):
+        observation_space = space
+
+        def _observe(self) -> Any:
+            return np.zeros(space.shape or (), space.dtype)
+
+    envs = make(Fixed(Numbers, 2, "raw"))
+    envs.reset()
+    with nullcontext() if is_right else pytest.raises(EnvError, match="outside its space"):
+        assert (envs.step(torch.zeros(2, dtype=torch.int64)).obs == 7).all()
+
+
+def test_an_action_out_of_bounds_names_the_option_that_clips() -> None:
+    class Strict(TensorEnvs):
+        def step(self, action: Tensor) -> Any:
+            assert (action.abs() <= 1).all()
+
+    class Bounded(counting.PlainCounting):
+        action_space = gym.spaces.Box(-1, 1, (1,))
+
+    envs = make(Strict(Bounded, 2, "raw"))
+    envs.reset()
+    with pytest.raises(EnvError, match=r"1\.5 is outside of Box.*action\.squash clip"):
+        envs.step(torch.tensor([[0.0], [1.5]]))
 
 
 def test_a_discrete_observation_outside_of_its_space_is_found() -> None:

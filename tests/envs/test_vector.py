@@ -140,6 +140,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "text": (answering(1, ["1", "2", "3"]), r"returned <U1 \(3,\), .* as reward and flags"),
     "None": (answering(1, [0, None, 0]), r"returned object \(3,\), .* as reward and flags"),
     "too large": (answering(0, np.full((3, 3), -1e300)), r"1e\+300.* too large for float32"),
+    "info of a list": (answering(4, [1]), r"returned info \[1\] of type list; expected a dict"),
     "no final_obs": (answering(4, {}), r"environment \d .*info\['final_obs'\] None; expected"),
 }
 ROWS = np.ones((3, 3))
@@ -152,7 +153,13 @@ FINALS: dict[str, tuple[Any, str]] = {
     "wrong shape": (lambda ended: ROWS[:, :1], r"shape \(3, 1\)"),
     "number": (lambda ended: 0.0, r"0\.0"),
     "text": (lambda ended: np.full((3, 3), "one"), r"shape \(3, 3\)"),
+    "too large": (lambda ended: np.full((3, 3), 1e300), r"shape \(3, 3\)"),
+    "too large objects": (lambda ended: np.array([*ROWS * 1e300, 0], object)[:3], "array"),
+    "complex": (lambda ended: ROWS + 0j, r"shape \(3, 3\)"),
 }
+WHY = {"too large": "1e.300, which is too large for float32", "text": "of dtype <U3; expected",
+       "too large objects": "1e.300, which is too large for float32",
+       "complex": "of dtype complex128; expected"}  # fmt: skip
 """Final observations in a wrong form, from the ends of episodes; and what the error shows."""
 
 
@@ -172,6 +179,7 @@ def test_final_observations_in_a_wrong_form_are_named(case: str) -> None:
         for _ in range(6):
             envs.step(NEVER)
     assert re.search(rf"^mine.*environment \d.*'final_obs'.*{given}.*Box\(", str(caught.value))
+    assert re.search(WHY.get(case, ""), str(caught.value))
 
 
 def test_the_old_name_of_final_observations_is_recognized() -> None:

@@ -159,15 +159,19 @@ def make_env_properties(name: str, space: Any, actions: Any) -> EnvProperties:
 
 
 def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
-    """Check that the result of a reset (2 values) or a step (5 values) is a tuple; return it.
+    """Check the tuple that a reset (2 values) or a step (5) returned; return it.
+
+    The last value, `info`, becomes a dict if it is None.
 
     Raises:
-        Invalid: the result is not a tuple of that size.
+        Invalid: the result is not a tuple of that size, or its `info` is not a dict.
     """
     if not isinstance(result, tuple) or len(result) != size:
         given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise Invalid(f"returned {given}; expected {_RESULT_TUPLES[size]}")
-    return result
+    if not hasattr(info := {} if result[-1] is None else result[-1], "get"):
+        raise Invalid(f"returned info {info!r:.80} of type {type(info).__name__}; expected a dict")
+    return *result[:-1], info
 
 
 class CheckedEnv(gym.Env[Any, Any]):
@@ -233,7 +237,7 @@ class CheckedEnv(gym.Env[Any, Any]):
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
                 raise Invalid(f"{given}; expected one number")
             reward = float(number.item())
-            if terminated not in (False, True) or truncated not in (False, True):
+            if any(np.size(x) != 1 or x not in (False, True) for x in (terminated, truncated)):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
                 raise Invalid(f"returned {ends}; expected True or False")
             # The mask of a final observation is not used.

@@ -154,7 +154,8 @@ class TensorVectorEnv:
         if is_on_cpu:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
-        with self._call("step()"):
+        describe = self._actions.describe_out_of_bounds
+        with self._call("step()", lambda: describe(action.numpy(force=True))):
             obs, reward, terminated, truncated, is_valid, final_obs, mask = self._advance(action)
             self.obs, self.action_mask = obs, mask
             self._is_valid = self._is_valid & is_valid
@@ -191,7 +192,7 @@ class TensorVectorEnv:
         elif self.has_final_obs:
             given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
             if given_obs is not None:
-                final_obs, is_valid = self._pack(given_obs, ended)
+                final_obs, is_valid = self._pack(given_obs, ended, "info['final_obs']")
                 checks.append(is_valid)
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
@@ -280,9 +281,9 @@ class TensorVectorEnv:
             close_env(self.name, simulator)
 
     @contextmanager
-    def _call(self, call: str) -> Iterator[None]:
+    def _call(self, call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
         """Call the simulator: with separate random numbers, and its errors named."""
-        with convert_errors(f"{self.name}: {call}"), self._use_generators():
+        with convert_errors(f"{self.name}: {call}", describe_action), self._use_generators():
             yield
 
     @contextmanager
@@ -298,18 +299,20 @@ class TensorVectorEnv:
             for gpu in gpus:
                 self._random["cuda"] = torch.cuda.get_rng_state(gpu)
 
-    def _pack(self, obs: Any, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _pack(
+        self, obs: Any, rows: Tensor | None = None, source: str = "obs"
+    ) -> tuple[Tensor, Tensor]:
         """Copy observations `[B, …]` in their storage format; return whether `rows` are valid."""
         parts, checks = [], []
         for leaf in self._layout.leaves:
-            name, dtype = f"obs{format_location(leaf.path)}", getattr(torch, leaf.dtype.name)
-            part = self._copy(get_part(obs, leaf.path), leaf.shape, name).to(dtype)
+            name, dtype = f"{source}{format_location(leaf.path)}", getattr(torch, leaf.dtype.name)
+            given = self._copy(get_part(obs, leaf.path), leaf.shape, name)
+            part = given.to(dtype)
+            valid = part.isfinite() if dtype.is_floating_point else part == given
             if dtype == torch.int64:
                 start, num = self._ranges[leaf.path]
                 part = part - start
-                valid = (part >= 0) & (part < num)
-            else:
-                valid = part.isfinite()
+                valid = valid & (part >= 0) & (part < num)
             parts.append(part)
             valid = valid if rows is None else valid | ~_expand(rows, valid)
             checks.append(valid.all())
@@ -322,10 +325,10 @@ class TensorVectorEnv:
     def _copy(self, values: Any, shape: tuple[int, ...], name: str) -> Tensor:
         """Return a copy of a tensor `[B, *shape]`, which the simulator may change later."""
         shape = (self.num_envs, *shape)
-        if not isinstance(values, Tensor) or values.shape != shape:
+        if not isinstance(values, Tensor) or values.shape != shape or values.is_complex():
             given = f"of type {type(values).__name__}"
             if isinstance(values, Tensor):
-                given = f"of shape {tuple(values.shape)}"
+                given = f"of shape {tuple(values.shape)}" + " and complex" * values.is_complex()
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, iterate
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
@@ -36,7 +36,7 @@ from phasicrl.envs.checks import (
 from phasicrl.envs.rsl_rl import RslRlEnv
 from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
 from phasicrl.masks import find_fully_blocked
-from phasicrl.spaces import count_choices
+from phasicrl.spaces import count_choices, map_leaves
 
 MakeVectorEnv = Callable[[int], Any]
 """Function that makes a vector environment of a number of environments.
@@ -90,7 +90,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         self._widths = count_choices(properties.action_space)
         with convert_errors(f"{name}: reset()"):
             obs, info = self._reset_vector(seed=local.seed + local.first_env)
-        self._first: tuple[Any, Mapping[str, Any]] | None = obs, info
+        self._first: tuple[Any, ...] | None = obs, info
         source = properties.mask_source or ("info" if self._widths and MASK in info else None)
         self._from_obs = source == "observation"
         properties = replace(properties, mask_source=source, use_masks=config.action_masks)
@@ -109,7 +109,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         with convert_errors(f"{self.name}: step()", describe_action):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
-            stored, info = self._pack_and_check(obs, "step").copy(), info or {}
+            stored = self._pack_and_check(obs, "step").copy()
             if self._num_steps == 1:
                 warn_of_extra_keys(self.name, self._properties, obs)
             rows = [np.asarray(row) for row in (reward, terminated, truncated)]
@@ -142,28 +142,28 @@ class CustomVectorEnv(NumpyVectorEnv):
         if not getattr(self._vector, "closed", False):
             close_env(self.name, self._vector)
 
-    def _reset_vector(self, **options: Any) -> tuple[Any, Mapping[str, Any]]:
-        obs, info = check_tuple(self._vector.reset(**options), 2)
-        return obs, info or {}
+    def _reset_vector(self, **options: Any) -> tuple[Any, ...]:
+        return check_tuple(self._vector.reset(**options), 2)
 
     def _final_obs(self, info: Any, ended: np.ndarray) -> np.ndarray:
         """Return the stored final observations of the ended episodes."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
-        rows, envs = finals, np.flatnonzero(ended)
+        rows, envs, stored_space = finals, np.flatnonzero(ended), self.observation_space
         try:
             if not isinstance(finals, np.ndarray) or finals.dtype != object:
                 rows = iterate(batch_space(space, self.num_envs), finals)
             rows = [row for row, end in zip(rows, ended, strict=True) if end]
-            batch = concatenate(space, rows, create_empty_array(space, len(rows)))
-        except (TypeError, ValueError, LookupError, AttributeError):
+            parts = [map_leaves(stored_space, lambda x: np.asarray(x)[None], row) for row in rows]
+            stored = np.concatenate([self._layout.pack(part, 1) for part in parts])
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             is_array = isinstance(finals, np.ndarray) and finals.dtype != object
             given = f"of shape {finals.shape}" if is_array else " ".join(repr(finals).split())[:80]
             if "final_observation" in info:
                 given += " (and 'final_observation', its name in older versions of Gymnasium)"
             text = f"ended the episode of environment {envs[0]} with info['final_obs'] {given}"
             wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
-            raise Invalid(f"{text}; expected with SAME_STEP {wanted}") from None
-        return self._pack_and_check(batch, "step", envs)
+            raise Invalid(f"{text}; expected with SAME_STEP {wanted} ({error})") from None
+        return self._check_obs(stored, "step", envs)
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
         """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""
