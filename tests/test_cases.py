@@ -73,6 +73,17 @@ def test_actions_out_of_bounds_name_the_option_that_clips(
     play(tmp_path, bounded, **{"action.squash": "clip"})
 
 
+@pytest.mark.parametrize("high", [0.1, 0.1 + 1e-12])
+@pytest.mark.parametrize("change", [{"squash": "clip"}, {"squash": "tanh"}, {"rescale": True}])
+def test_a_locked_component_of_float64_stays_in_its_bounds(
+    tmp_path: Path, change: dict[str, Any], high: float
+) -> None:
+    """No float32 lies between such bounds."""
+    space = Box(np.array([0.1, -0.1]), np.array([high, 0.7]), dtype=np.float64)
+    options = {"action.squash": "clip"} | {f"action.{key}": x for key, x in change.items()}
+    play(tmp_path, lamp(action_space=space, step=refuse), **options)
+
+
 ANSWERS = [False, np.bool_(False), True, "Stop", "STOP", {"a": 1.0}, np.zeros(2)]
 
 
@@ -233,6 +244,7 @@ def test_a_run_in_which_no_episode_ends_says_so(
         ({"observation_space": Box(-np.inf, np.inf, (2,), np.float64),
           "observe": lambda self: np.full(2, 1e300)}, {}, "1e.300.* too large for float32"),
         ({"reward": "1"}, {}, "reward of str"),
+        ({"ends": np.array([True, False])}, {}, r"terminated = array\(.*; expected True or False"),
     ],
 )  # fmt: skip
 def test_numbers_that_would_change_on_the_way_in_are_refused(

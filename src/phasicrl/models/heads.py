@@ -208,8 +208,13 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
 
 
 def _stack_bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
-    """Return the lowest and highest float32 values of all components, within exact bounds."""
+    """Return the lowest and highest float32 values of all components, within exact bounds.
+
+    If no float32 is within, as in an interval of length 0, it is the one nearest to `low`, which
+    `ActionLayout` replaces by `low`.
+    """
     pairs = (np.stack([box.low, box.high], dtype=np.float64).reshape(2, -1) for box in boxes)
     exact = torch.from_numpy(np.concatenate([np.empty((2, 0)), *pairs], -1))
     nearest, inward = exact.float(), torch.tensor([[math.inf], [-math.inf]])
-    return torch.where((nearest - exact) * inward < 0, nearest.nextafter(inward), nearest)
+    inside = torch.where((nearest - exact) * inward < 0, nearest.nextafter(inward), nearest)
+    return torch.where(inside[0] > inside[1], nearest[0], inside)
