@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
+from urllib.error import URLError
 
 import gymnasium as gym
 import pytest
@@ -14,7 +17,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
 from phasicrl.envs.envpool import GAMES, get_family_by_task, import_envpool
 from phasicrl.envs.make import episode_limit, list_envs, make_envs, resolve
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import EnvError, VectorEnv
 from tests.envs.counting import Counting, Spaces
 
 needs_envpool = pytest.mark.skipif(
@@ -101,6 +104,14 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
     assert resolve("CartPole-v1") == ("gymnasium", "CartPole-v1")
     refused(r"'Pong-v5', an unknown environment.*EnvPool is not installed: pip", id="Pong-v5")
     assert not any(env_id.startswith("envpool") for env_id in list_envs())
+
+
+def test_a_download_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Mock(side_effect=URLError("no host"))
+    games = SimpleNamespace(list_names=lambda: ["Game"], make=make)
+    monkeypatch.setattr("phasicrl.envs.make._import_simulators", lambda _: games)
+    with pytest.raises(EnvError, match=r"gymnax:Game cannot be made.*no host"):
+        make_envs(EnvConfig(id="gymnax:Game"), seed=1)
 
 
 def test_num_envs_of_the_call_goes_before_that_of_the_configuration() -> None:

@@ -19,7 +19,7 @@ from phasicrl.envs import envpool
 from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
 from phasicrl.envs.checks import MakeEnv, convert_errors
 from phasicrl.envs.gymnasium import GymnasiumEnv, convert_make_options
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
 from phasicrl.envs.watchdog import RESET_SECONDS, EnvWatchdog
@@ -100,7 +100,10 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
 
 def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:
     with seed_generators(local):
-        simulator = _import_simulators(backend).make(name, dict(config.options), local)
+        try:
+            simulator = _import_simulators(backend).make(name, dict(config.options), local)
+        except OSError as error:  # of a download, or of its files
+            raise EnvError(f"{config.id} cannot be made: {error!r}") from error
     return TensorVectorEnv(config.id, simulator, config, local)
 
 
