@@ -132,7 +132,7 @@ class Batch:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("has_extra", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("has_extra", [(True, False), (False, True), (True, True), (False, False)])
 @pytest.mark.parametrize("kind", ["Env", "VectorEnv", "Simulator"])
 def test_an_entry_that_the_space_lacks_is_a_warning(
     tmp_path: Path, kind: str, has_extra: tuple[bool, bool]
@@ -152,7 +152,7 @@ def test_an_entry_that_the_space_lacks_is_a_warning(
 
     maker: Any = {"make_env": Single} if kind == "Env" else {"make_vector_env": lambda _: batch}
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+        warnings.simplefilter("always")
         train(tiny(tmp_path).with_updates({"env.num_envs": 2}), **maker)
     assert sum("'speed'" in str(each.message) for each in caught) == any(has_extra)
 

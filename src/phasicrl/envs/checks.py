@@ -133,13 +133,14 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         close_env(name, env)
 
 
-def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> None:
-    """Warn of entries of an observation that its space lacks; the agent does not see them."""
+def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> bool:
+    """Warn of entries of an observation that its space lacks; return whether there are any."""
     ignored = MASK if properties.mask_source == "observation" else ""
     found = find_extra_keys(properties.observation_space, obs)
     if extra := [key for key in found if key != ignored]:
         text = f"{name}: observations have {', '.join(map(repr, extra))}, which observation_space"
-        warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=1)
+        warnings.warn(f"{text} lacks; the agent does not see it. Add it", stacklevel=2)
+    return bool(extra)
 
 
 def make_env_properties(name: str, space: Any, actions: Any) -> EnvProperties:
@@ -198,7 +199,7 @@ class CheckedEnv(gym.Env[Any, Any]):
     ) -> None:
         self._make_env, self._name, self._properties = make_env, name, properties
         self.caught: tuple[type[BaseException], ...] = (Exception, SystemExit)
-        self.env_index, self._restarts = index, restarts
+        self.env_index, self._restarts, self._has_extra = index, restarts, False
         self._layout = ObservationLayout(properties.observation_space)
         self._actions = ActionLayout(properties.action_space)
         self._widths = count_choices(properties.action_space)
@@ -320,8 +321,9 @@ class CheckedEnv(gym.Env[Any, Any]):
         try:
             space = self._properties.observation_space
             batch = map_leaves(space, lambda value: np.array(value)[None], obs)
-            if self.env_index == 0 and self._num_steps < 2:  # at the first reset and step
-                warn_of_extra_keys(self._name, self._properties, obs)
+            # At the first reset and step.
+            if self.env_index == 0 and self._num_steps < 2 and not self._has_extra:
+                self._has_extra = warn_of_extra_keys(self._name, self._properties, obs)
             return self._layout.pack(batch, 1)[0]
         except ValueError as error:
             raise Invalid(f"returned a wrong observation: {error}") from None

@@ -130,7 +130,7 @@ class TensorVectorEnv:
         self._widths = list(count_choices(self.action_space))
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
-            warn_of_extra_keys(name, properties, obs)
+            self._has_extra = warn_of_extra_keys(name, properties, obs)
             self.mask_size = sum(self._widths) if config.action_masks and MASK in info else 0
             self._first: _First | None = (*self._pack(obs), self._read_mask(info))
 
@@ -175,7 +175,7 @@ class TensorVectorEnv:
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask, final_obs = self._pack(given_obs), self._read_mask(info), None
         checks = [reward.isfinite().all(), is_valid]
-        if not self.is_pure and self._num_steps == 1:
+        if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step.
         if not self.is_pure and self.device.type == "cpu" and not ended.any():

@@ -101,7 +101,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._first = self._first or self._reset_vector(), None
             stored = self._pack_and_check(obs, "reset").copy()
-            warn_of_extra_keys(self.name, self._properties, obs)
+            self._has_extra = warn_of_extra_keys(self.name, self._properties, obs)
             return stored, self._read_mask(obs, info, np.ones(self.num_envs, bool))
 
     def _step(self, action: np.ndarray) -> NumpyStep:
@@ -110,7 +110,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             obs, reward, terminated, truncated, info = result
             stored = self._pack_and_check(obs, "step").copy()
-            if self._num_steps == 1:
+            if self._num_steps == 1 and not self._has_extra:
                 warn_of_extra_keys(self.name, self._properties, obs)
             rows = [np.asarray(row) for row in (reward, terminated, truncated)]
             if any(row.shape != (self.num_envs,) or row.dtype.kind not in NUMBERS for row in rows):
