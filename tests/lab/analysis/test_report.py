@@ -183,19 +183,6 @@ def test_more_runs_than_colors_are_all_drawn(run: Path, tmp_path: Path) -> None:
 
 
 @FEW
-def test_the_folder_of_a_sweep_is_a_page_of_its_runs(run: Path, tmp_path: Path) -> None:
-    for clip in (0.1, 0.3):
-        trial = tmp_path / str(clip)
-        shutil.copytree(run, trial / "runs" / "run")
-        (trial / "trial.json").write_text("{}")
-        files = RunDirectory(trial / "runs" / "run")
-        files.write_config(files.config.with_updates({"ppo.clip": clip}))
-    path = write_report([tmp_path])
-    assert path == tmp_path / "report.html"
-    assert all(f"clip {clip}, seed 3</h3>" in path.read_text() for clip in (0.1, 0.3))
-
-
-@FEW
 def test_a_run_that_is_given_twice_is_there_once(run: Path) -> None:
     once = write_report([run]).read_text()
     path = write_report([run, run / ".." / run.name])
