@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from phasicrl.optimize import DivergedError
 from phasicrl.presets import differences, get_preset
 from phasicrl.runs.directory import RunDirectory
 from tests.helpers import run_here
+from tests.lab.analysis.runs import read_csv
 
 
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
@@ -166,8 +166,7 @@ def test_a_suite_writes_rows_and_a_figure_and_repeats_no_run(tmp_path: Path) -> 
         (task, arm, "2048", seed) for seed in ("101", "102") for arm in ("clipping", "KL penalty")
     ]
     assert trained == wanted and all(file.is_file() for file in found.files)
-    with (tmp_path / "fig6-small.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "fig6-small.csv")
     assert sorted((row["arm"], row["seed"]) for row in rows) == sorted(
         (key[1], key[3]) for key in wanted
     )
@@ -201,22 +200,6 @@ def test_a_task_that_cannot_be_trained_is_refused_before_anything_is(tmp_path: P
 
 
 @pytest.mark.usefixtures("quick_evaluation")
-def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = trials.train
-
-    def cut(config: Any, **_: Any) -> Any:
-        original(config, callbacks=lambda *_: "stop")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trials, "train", cut)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, seeds=(101,))
-    monkeypatch.setattr(trials, "train", original)
-    assert len(run(tmp_path, seeds=(101,))[1]) == 2
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-
-
-@pytest.mark.usefixtures("quick_evaluation")
 def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = trials.train
 
@@ -229,8 +212,8 @@ def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(trials, "train", diverging)
     run(tmp_path, seeds=(101,))
-    with (tmp_path / "fig6-small.csv").open() as file:
-        row = next(row for row in csv.DictReader(file) if row["arm"] == "KL penalty")
+    rows = read_csv(tmp_path / "fig6-small.csv")
+    row = next(row for row in rows if row["arm"] == "KL penalty")
     curve = row["curve"].split()
     assert row["env_steps"] == "1024" and row["greedy_mean"] == "nan"
     assert curve[-1] == curve[-10] != "nan"
