@@ -358,17 +358,6 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     assert (first["agents_locations"] != after["agents_locations"]).any(dim=2).all()
 
 
-def test_time_limits_are_truncations() -> None:
-    envs = make_envs(EnvConfig(id="envpool:MountainCar-v0", num_envs=3), seed=1)
-    envs.reset()
-    steps = [envs.step(torch.zeros(3, dtype=torch.int64)) for _ in range(400)]
-    envs.close()
-    for number, step in enumerate(steps, 1):
-        assert step.truncated.all() == (number % 200 == 0) and not step.terminated.any()
-    final_obs = steps[199].final_obs
-    assert final_obs is not None and (final_obs != steps[199].obs).any(dim=1).all()
-
-
 class Broken:
     """A pool that returns the given values."""
 
@@ -404,22 +393,6 @@ def test_numbers_that_are_not_finite_are_refused(case: str) -> None:
     action = torch.zeros(2, *ActionLayout(envs.action_space).shape, dtype=torch.int64)
     with pytest.raises(EnvError, match=f"environment {message}"):
         envs.step(action)
-
-
-def test_neighboring_seeds_share_no_environment() -> None:
-    envs = [make("CartPole-v1", num_envs=16, seed=seed) for seed in (1, 2)]
-    first, second = ({obs.tobytes() for obs in each.reset().numpy()} for each in envs)
-    assert len(first) == len(second) == 16 and not first & second
-
-
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    runs = []
-    for threads in (1, 3):
-        envs = make("LeaperEasy-v0", num_envs=6, num_threads=threads, channel_first=False)
-        envs.reset()
-        actions = random_actions(envs.action_space, 6, 60)
-        runs.append(torch.stack([envs.step(torch.from_numpy(action)).obs for action in actions]))
-    np.testing.assert_array_equal(*runs)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")

@@ -108,7 +108,6 @@ def test_options_reach_envpool() -> None:
         ("Breakout-v5", {"mode": 99}, "env.options is {'mode': 99}, which .*: Invalid game mode"),
         ("Breakout-v5", {"stack_num": 10**14}, "which EnvPool rejects"),
         ("procgen:starpilot", {"num_levels": 3}, "has num_levels, which does not exist"),
-        ("procgen:starpilot", {"use_backgrounds": 3}, "expected .* bool"),
     ],
 )
 def test_what_envpool_does_not_take_is_refused(

@@ -30,14 +30,13 @@ def test_what_envpool_would_abort_on_is_refused() -> None:
 
 
 @needs_envpool
-@pytest.mark.parametrize(("start_level", "seeds"), [(0, range(7)), (3, range(3, 10))])
-def test_levels_are_those_that_were_asked_for(start_level: int, seeds: range) -> None:
-    config = EnvConfig(id="leaper", num_envs=16, num_levels=7, options={"start_level": start_level})
+def test_levels_are_those_that_were_asked_for() -> None:
+    config = EnvConfig(id="leaper", num_envs=16, num_levels=7, options={"start_level": 3})
     envs = make_envs(config, seed=1)
     envs.reset()
     seen = set(envs.step(torch.zeros(16, dtype=torch.int64)).info["level_seed"].tolist())
     envs.close()
-    assert seen <= set(seeds) and len(seen) > 3
+    assert seen <= set(range(3, 10)) and len(seen) > 3
 
 
 @needs_envpool
