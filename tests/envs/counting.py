@@ -72,16 +72,6 @@ class CountingInFloat32(Counting):
     observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
 
 
-class FromFive(Counting):
-    """Actions counted from five; the reward is the action that arrived."""
-
-    action_space = gym.spaces.Discrete(3, start=5)
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, float(action), terminated, truncated, info
-
-
 class Structured(Counting):
     """The same counts in all kinds of spaces.
 

@@ -119,8 +119,6 @@ FAULTS = {
     "shape": r"shape \(3,\); expected \(2,\), as in observation_space",
     "dtype": "dtype complex64; expected float32",
     "NaN seen": "an observation that is not finite",
-    "1e300 seen": r"1e\+300.* too large for float32",
-    "NaN reward": "a reward that is not finite",
     "old step": "returned 4 values; expected .obs, reward, terminated, truncated, info",
     "None": "returned NoneType",
     "terminated None": "terminated = None",

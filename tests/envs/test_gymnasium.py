@@ -17,7 +17,6 @@ from tests.envs.acting import NEVER, PARALLEL, Parallel, check_known_episodes, d
 from tests.envs.counting import (
     Counting,
     CountingInFloat32,
-    FromFive,
     MaskedByMethod,
     MaskedInObservation,
     MaskedNumbers,
@@ -46,14 +45,6 @@ def test_environments_have_different_seeds(parallel: Parallel) -> None:
         envs.close()
     assert ids[0] == ids[1] != ids[2]
     assert len(set(ids[0])) == 3 and not set(ids[0]) & set(ids[2])
-
-
-def test_actions_are_counted_from_zero() -> None:
-    envs = make(FromFive)
-    assert envs.action_space == gym.spaces.Discrete(3, start=5)
-    envs.reset()
-    np.testing.assert_array_equal(envs.step(torch.arange(3)).reward, [5, 6, 7])
-    envs.close()
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
