@@ -96,8 +96,6 @@ class Drawn(Corridor):
         np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 5), np.uint8), np.zeros((0, 0, 3)),
         np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
         np.full((16, 32, 3), -0.1), np.full((16, 32, 3), 255.1), np.full((16, 32, 3), np.nan), 0.5,
-        [np.zeros((16, 32, 3), np.uint8), np.zeros((8, 32, 3), np.uint8)],
-        (np.zeros((16, 32, 3), np.uint8), "x"),
     ],
 )  # fmt: skip
 def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> None:
