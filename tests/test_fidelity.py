@@ -20,7 +20,6 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl import phases
-from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.models.agent import Agent
 from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatches, policy_phase
@@ -28,7 +27,7 @@ from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
-from tests.helpers import OPENED, corridor, open_run, tiny
+from tests.helpers import OPENED, open_run, tiny
 
 LOW, HIGH = np.array([-0.5, 0.0], np.float32), np.array([0.25, 2.0], np.float32)
 
@@ -361,18 +360,3 @@ def test_rates_are_those_of_the_originals(
     wanted = [rate * (1.0 - (update / updates if falls else 0.0)) for update in range(updates)]
     assert config.num_iterations == updates
     assert rates_of(open_run(tiny(tmp_path)), config) == pytest.approx(wanted, rel=1e-12)
-
-
-@pytest.mark.parametrize(("rounding", "number", "end"), [("down", 3, 96), ("up", 4, 100)])
-def test_a_run_ends_with_a_whole_rollout(
-    rounding: str, number: int, end: int, tmp_path: Path
-) -> None:
-    rates: list[float] = []
-    config = tiny(tmp_path, total_env_steps=100, budget_rounding=rounding)
-    config = config.with_updates({"ppo.schedule": "linear", "ppo.learning_rate": 0.01})
-    note = lambda _, record: rates.append(record["charts/learning_rate"])  # noqa: E731
-    run = train(config, make_env=corridor, callbacks=note)
-    assert run.iteration == config.num_iterations == number and config.budget == end
-    assert run.env_steps == 32 * number
-    expected = [0.01 * (1 - 32 * k / end) for k in range(number)]
-    assert rates == pytest.approx(expected, rel=1e-12)

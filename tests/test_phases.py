@@ -20,7 +20,7 @@ from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import ActionConfig, AuxConfig, Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets, policy_phase
-from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples, Rollout
+from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
 from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, open_run, tiny, tiny_aux
@@ -221,11 +221,6 @@ def test_policy_epochs_stop_early(tmp_path: Path, value_path: str, order: str) -
         assert later and all(name.startswith("value_") for name in later)
         kl = (log_ratio.exp() - 1 - log_ratio).mean().item()
         assert record["losses/epoch_kl"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
-
-
-def test_policy_epochs_go_on_while_the_divergence_is_small(tmp_path: Path) -> None:
-    run = filled(with_ppo(tmp_path, policy_epochs=3, value_epochs=3, target_kl=1e9))
-    assert stages(run, samples_of(run)) == ["policy"] * 3
 
 
 def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: Path) -> None:
@@ -470,24 +465,6 @@ def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> 
     torch.testing.assert_close(terms["losses/aux/aux_value_loss"], of_aux)
 
 
-def values(rollout: Rollout) -> Tensor:
-    """Copies of the values of all observations, and of the observations after them."""
-    return torch.stack([rollout.value, rollout.next_value])
-
-
-def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_path: Path) -> None:
-    run, seen = open_run(replace(tiny(tmp_path), value_norm=VALUE_NORM)), []
-    rollout = run.collect(run.buffer.next_rollout())
-    raw = values(rollout)  # the heads' outputs: nothing is normalized yet
-    with patch.object(phases, "_shuffled_minibatches", lambda *_, **__: iter(())):
-        policy_phase(run.learner, rollout, on_stage=lambda _: seen.append(values(rollout)))
-    norm = run.agent.value_normalizer
-    assert norm is not None
-    mean, std = norm.mean.double(), norm.std.double()
-    torch.testing.assert_close(seen[0], (raw * std + mean).float())
-    assert not torch.allclose(seen[0], raw)
-
-
 def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> None:
     """Over policy and auxiliary phases; the last rollout waits for the phase that is left out."""
     seen: list[Tensor] = []
@@ -615,25 +592,6 @@ def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_last(
     learn(run)
     assert len(seen) == run.iteration == num_iterations
     assert [number for number, ran in enumerate(seen, start=1) if ran] == expected
-
-
-def test_a_shared_auxiliary_optimizer_is_the_policys(tmp_path: Path) -> None:
-    for kind in ("shared", "own"):
-        found = open_run(tiny(tmp_path, aux=tiny_aux(optimizer=kind))).learner.optimizers
-        assert (found["aux"] is found["policy"]) == (kind == "shared")
-
-
-def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
-    rates: list[tuple[float, float]] = []
-
-    def note(run: Run, record: dict[str, float]) -> None:
-        aux_rate = run.learner.optimizers["aux"].param_groups[0]["lr"]
-        rates.append((record["charts/learning_rate"], aux_rate))
-
-    aux = tiny_aux(learning_rate=2e-3)
-    config = with_ppo(tmp_path, aux, schedule="linear", learning_rate=1e-3)
-    train(config, make_env=corridor, callbacks=note)
-    assert rates == [pytest.approx((1e-3 * part, 2e-3 * part)) for part in (1.0, 0.75, 0.5, 0.25)]
 
 
 def test_an_interrupted_auxiliary_phase_continues_where_it_was(tmp_path: Path) -> None:

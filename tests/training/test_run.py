@@ -294,18 +294,6 @@ def test_schedules_and_phases_count_steps_after_another_size_of_a_batch(
     assert phases == ([] if aux is None else list(range(2, len(rows), 2)))
 
 
-@pytest.mark.parametrize(("schedule", "last"), [("linear", 0.25), ("cosine", 0.5 - 8**-0.5)])
-def test_a_longer_run_names_the_jump_of_a_falling_rate(
-    schedule: str, last: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = {"ppo.schedule": schedule, "ppo.learning_rate": 8e-4, "log.console": "plain"}
-    run = train(tiny(tmp_path).with_updates(changes), make_env=corridor)  # of four iterations
-    resume(run.directory, total_env_steps=256, make_env=corridor)
-    assert "the learning rate continues at 0.0004" in capsys.readouterr().out
-    rates = [row["charts/learning_rate"] for row in run.files.metrics()]
-    assert rates[3:5] == pytest.approx([8e-4 * last, 4e-4])
-
-
 def test_a_run_stops_at_a_return_of_100_episodes_and_continues_with_another(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=1600).with_updates({"stop_at_return": 0.0})
     run = train(config, make_env=corridor)
@@ -507,32 +495,6 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
     with build.restore_run(directory, make_env=corridor) as again:
         assert again.iteration == 3
         assert_same(expected, again.buffer.rollout(2).tensors())
-
-
-def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
-    rates = {"ppo.learning_rate": 0.01, "ppo.value_learning_rate": 0.1, "ppo.schedule": "linear"}
-    with open_run(tiny(tmp_path, aux=tiny_aux()).with_updates(rates)) as run:
-        run.learner.env_steps = 64
-        record = run.learner.start_iteration()
-        optimizers = run.learner.optimizers
-        for name, expected in (("policy", [0.005, 0.05]), ("aux", [5e-4 / 2] * 2)):
-            found = [group["lr"] for group in optimizers[name].param_groups]
-            assert found == pytest.approx(expected)
-        of_value = {id(p) for p in optimizers["policy"].param_groups[1]["params"]}
-        names = run.agent.named_parameters()
-        assert of_value == {id(p) for name, p in names if name.startswith("value_")}
-        run.finish_iteration(record)
-    (row,) = run.files.metrics()
-    assert row["charts/learning_rate"] == pytest.approx(0.005)  # where the iteration began
-    assert row["charts/value_learning_rate"] == pytest.approx(0.05)
-
-
-def test_the_weight_of_the_penalty_follows_the_divergence(tmp_path: Path) -> None:
-    changes = {"ppo.kl_penalty": 0.5, "ppo.kl_penalty_target": 1e-9}
-    config = tiny(tmp_path, total_env_steps=96).with_updates(changes)
-    rows = train(config, make_env=corridor).files.metrics()
-    assert [row["losses/kl_penalty"] for row in rows] == [0.5, 1, 2]
-    assert all("losses/epoch_kl" in row for row in rows)
 
 
 class Steady(gym.Env[np.ndarray, np.int64]):

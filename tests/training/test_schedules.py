@@ -39,11 +39,11 @@ def follow(tmp_path: Path, function: Any = None, **changes: Any) -> list[dict[st
     found = []
     with start_run(config.with_updates(options), make_env=corridor, schedule=function) as run:
         for _ in range(4):
-            run.learner.start_iteration()
+            record = run.learner.start_iteration()
             adams = run.learner.optimizers
             rates = {name: [g["lr"] for g in adam.param_groups] for name, adam in adams.items()}
             _, entropy_coef, clip = map(float, run.learner.loss_coefficients())
-            found.append(rates | {"entropy_coef": entropy_coef, "clip": clip})
+            found.append(rates | record | {"entropy_coef": entropy_coef, "clip": clip})
     return found
 
 
@@ -55,6 +55,8 @@ def test_options_follow_their_schedules(tmp_path: Path, ours: Any, others: Any) 
         FACTORS[ours], FACTORS[others], follow(tmp_path, **rates, **weights), strict=True
     ):
         assert found["policy"] == pytest.approx([2e-3 * x, 4e-3 * x])
+        charts = [found[f"charts/{which}learning_rate"] for which in ("", "value_")]
+        assert charts == found["policy"]
         assert found["aux"] == pytest.approx([1e-3 * x, 1e-3 * x])
         assert found["clip"] == pytest.approx(0.1 * y)
         assert found["entropy_coef"] == pytest.approx(0.03 * x)
@@ -165,6 +167,7 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, stop: int) -> None
 
 @pytest.mark.parametrize(("changes", "schedule", "said"), [
     ({}, None, "continues at 0.0005"),
+    ({"ppo.schedule": "linear"}, None, "continues at 0.00025"),
     ({"ppo.clip_schedule": "linear"}, None, "continues at 0.0005, ppo.clip at 0.1"),
     ({"ppo.entropy_schedule": "cosine"}, None, "continues at 0.0005, ppo.entropy_coef at 0.02"),
     ({"ppo.clip": None}, lambda x: {"ppo.entropy_coef": x / 3, "ppo.learning_rate": 1e-3},
