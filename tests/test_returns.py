@@ -124,16 +124,6 @@ def test_n_step_returns_by_hand_with_a_termination_and_a_truncation() -> None:
     assert three == [[2, 2, 10, 14, 11], [3.75, 5.75, 7.75, 9.5, 11]]
 
 
-def test_monte_carlo_returns_by_hand_with_a_termination_and_a_truncation() -> None:
-    # γ = ½. Only the values at the truncation (20) and after the last step (12) may be used.
-    #   second row: 5 + ½·12 = 11     4 + ½·11 = 9.5     3 + ½·9.5 = 7.75     2 + ½·7.75 = 5.875
-    # 1 + ½·5.875 = 3.9375
-    next_value = torch.tensor([[NAN, NAN, NAN, 20, 12], [NAN, NAN, NAN, NAN, 12]])
-    ends = STEPS["terminated"], STEPS["truncated"]
-    returns = monte_carlo_return(STEPS["reward"], next_value, *ends, gamma=0.5)
-    assert returns.tolist() == [[2, 2, 10, 14, 11], [3.9375, 5.875, 7.75, 9.5, 11]]
-
-
 def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
     reward, value, next_value = random_steps(1, 3)
     ended = flags(".x.")

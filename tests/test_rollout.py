@@ -177,14 +177,6 @@ def assert_is_the_phase(samples: Samples) -> None:
     assert torch.equal(samples.action_mask, cell[..., None] % A == torch.arange(A))
 
 
-def test_what_is_written_into_the_slots_is_the_phase() -> None:
-    buffer = written()
-    assert_is_the_phase(buffer.segments())
-    # A slot is a view: what is written later shows too.
-    buffer.rollout(2).value_target[1, 4] = -1
-    assert buffer.segments().value_target[5, 4] == -1
-
-
 def test_auxiliary_samples_are_the_phase_with_the_old_policy() -> None:
     buffer = written()
     old_dist_params = cells(K * B, T)[..., None] + torch.tensor([0.1, 0.2, 0.3])

@@ -16,8 +16,7 @@ from phasicrl.config import AuxConfig, PPOConfig
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.normalize import EmaMoments
-from phasicrl.objectives import value_loss, weighted_mean
-from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss, compute_targets, recompute_values
+from phasicrl.phases import AuxiliaryLoss, compute_targets, recompute_values
 from phasicrl.returns import first_half_episode_mask
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
@@ -89,40 +88,6 @@ def test_the_episode_ends_at_the_last_state_that_is_known() -> None:
             trained += len(expected)
         assert float(samples.weight.mean()) == pytest.approx(1)
         assert record["charts/learned_fraction"] == pytest.approx(trained / (B * T))
-
-
-def test_what_is_unknown_moves_no_loss() -> None:
-    """Whatever stands in the cells of unknown steps: losses and gradients are the same."""
-    agent = make_agent(value_path="separate")
-    full = make_agent(value_path="shared")
-    full.aux_value_head = torch.nn.Linear(32, 1)
-    losses = []
-    for rubbish in (0.0, 1e6):
-        buffer = collect()
-        rollout = buffer.rollout(0)
-        unknown = rollout.weight == 0
-        assert unknown.any() and not unknown.all()
-        rollout.reward[unknown] = rubbish
-        samples, _ = compute_targets(rollout, rollout.reward, PPO)
-        coefficients = [torch.tensor(x) for x in (0.0, 0.0, 0.2)]
-        loss = PolicyPhaseLoss(agent, PPO, with_policy=True, with_value=True)
-        total, terms = loss(samples.as_transitions(), *coefficients)
-        gradients = torch.autograd.grad(total, list(agent.parameters()), allow_unused=True)
-        for slot in range(1, K):
-            compute_targets(buffer.rollout(slot), buffer.rollout(slot).reward, PPO)
-        phase = buffer.auxiliary_samples(torch.zeros(K * B, T, 4))
-        joint, aux_terms = AuxiliaryLoss(full, AuxConfig())(phase.as_transitions())
-        losses.append([total, joint, *terms.values(), *aux_terms.values(), *gradients])
-    for one, other in zip(*losses, strict=True):
-        assert one is other or torch.equal(one, other)
-
-
-def test_the_value_loss_is_the_mean_over_known_steps() -> None:
-    rollout = collect().rollout(0)
-    samples, _ = compute_targets(rollout, rollout.reward, PPO)
-    each = value_loss(torch.zeros(B, T), samples.value_target)
-    known = samples.weight > 0 if samples.weight is not None else torch.ones(0)
-    assert torch.allclose(weighted_mean(each, samples.weight), each[known].mean())
 
 
 def test_moments_of_advantages_are_those_of_known_steps() -> None:
