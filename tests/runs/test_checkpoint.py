@@ -87,15 +87,12 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("damage", ["delete", "state", "future", "renamed"])
+@pytest.mark.parametrize("damage", ["delete", "future", "renamed"])
 def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1, {"which": "old", "x": torch.ones(3)})
     newest = save(tmp_path, 2, {"which": "new", "x": torch.ones(3)})
-    tensors, state = newest / "tensors.safetensors", newest / "state.json"
     if damage == "delete":
-        tensors.unlink()
-    elif damage == "state":
-        state.write_text(state.read_text()[:50])
+        (newest / "tensors.safetensors").unlink()
     elif damage == "renamed":
         newest.rename(newest.with_name("step-000000000003"))
     else:

@@ -19,7 +19,7 @@ from phasicrl.seeding import derive_seed, env_seeds
 from phasicrl.training.acting import TrainedAgent, load
 from phasicrl.training.evaluate import evaluate
 from tests.golden import BOTH, Echo, Image
-from tests.helpers import OBS_NORM, Levers, skip_without_envpool, tiny
+from tests.helpers import OBS_NORM, Levers, tiny
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 LSTM = {"model.memory": "lstm", "model.memory_size": 6}
@@ -110,11 +110,6 @@ def test_a_checkpoint_has_the_weights_of_its_time(tmp_path: Path) -> None:
     _, *saved = sorted((run.directory / "checkpoints").glob("step-*"))
     agents = [load(str(path), make_env=Levers) for path in saved]
     assert [agent.network.value_head.bias.item() for agent in agents] == biases
-
-
-def test_an_agent_that_comes_with_phasicrl_balances_the_pole() -> None:
-    skip_without_envpool()
-    assert play(load("cartpole-ppg"), gym.make("CartPole-v1"), 0) == 500
 
 
 def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:

@@ -238,15 +238,6 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
     assert (read_film(first, 512, 512) == images[:, :512]).mean() > 0.9  # the same episode
 
 
-def test_a_failed_film_is_reported_once_and_the_run_continues(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = evaluated(tmp_path).with_updates({"evaluation.film": True, "log.console": "plain"})
-    run = train(config, make_env=Corridor)
-    assert run.env_steps == 128 and not (run.directory / "videos").exists()
-    assert capsys.readouterr().out.count("no film: ") == 1
-
-
 def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
