@@ -20,7 +20,7 @@ from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import ActionConfig, AuxConfig, Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets, policy_phase
-from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
+from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples, Rollout
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
 from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, open_run, tiny, tiny_aux
@@ -463,6 +463,24 @@ def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> 
     _, terms = phases.AuxiliaryLoss(run.agent, aux)(old)
     torch.testing.assert_close(terms["losses/aux/real_value_loss"], expected)
     torch.testing.assert_close(terms["losses/aux/aux_value_loss"], of_aux)
+
+
+def values(rollout: Rollout) -> Tensor:
+    """Copies of the values of all observations, and of the observations after them."""
+    return torch.stack([rollout.value, rollout.next_value])
+
+
+def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_path: Path) -> None:
+    run, seen = open_run(replace(tiny(tmp_path), value_norm=VALUE_NORM)), []
+    rollout = run.collect(run.buffer.next_rollout())
+    raw = values(rollout)  # the heads' outputs: nothing is normalized yet
+    with patch.object(phases, "_shuffled_minibatches", lambda *_, **__: iter(())):
+        policy_phase(run.learner, rollout, on_stage=lambda _: seen.append(values(rollout)))
+    norm = run.agent.value_normalizer
+    assert norm is not None
+    mean, std = norm.mean.double(), norm.std.double()
+    torch.testing.assert_close(seen[0], (raw * std + mean).float())
+    assert not torch.allclose(seen[0], raw)
 
 
 def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> None:

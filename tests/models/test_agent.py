@@ -562,14 +562,3 @@ def test_one_number_alone_is_an_observation(
     run = train(tiny(tmp_path, obs_norm=obs_norm), make_env=Battery)
     for policy in evaluate(run.directory, episodes=2, make_env=Battery):
         assert len(policy.returns) == 2
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_images_from_0_to_255_are_bytes_with_convolutions(dtype: type) -> None:
-    """Others would get into the network undivided."""
-    one, wide = (gym.spaces.Box(0, high, (12, 12, 3), dtype) for high in (1, 255))
-    make_agent(space=one)
-    make_agent(space=wide, obs_norm=OBS_NORM)
-    make_agent(space=wide, model={"encoder": "mlp"})
-    with pytest.raises(ValueError, match=rf"{np.dtype(dtype)} from 0 to 255; expected uint8"):
-        make_agent(space=wide)
