@@ -393,10 +393,13 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
             for given in ("Auto", "runs/x", Path("runs/x"), True, None)
         ),
         (train, {"config": NOWHERE, "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
-        (
-            partial(train, get_preset("cartpole-ppo")),
-            {"make_encoder": nn.Linear(4, 2)},
-            "a network",
+        *(
+            (
+                partial(train, get_preset("cartpole-ppo")),
+                {name: nn.Linear(4, 2)},
+                f"{name} is a netw",
+            )
+            for name in ("make_encoder", "make_head")
         ),
     ],
 )

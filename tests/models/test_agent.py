@@ -293,7 +293,6 @@ def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
          r".*\(2, 1, 5\)"),
         ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
          r"'value'.* fails on inputs of shape \(2, 1, 8\); .*\(2, 1, 1\): RuntimeError"),
-        ({"make_head": nn.Linear(3, 3)}, "make_head is a network; expected a function"),
         *(({"space": LEGS, "make_encoder": partial(Converted, Encoder(), convert)},
            rf"make_encoder returns {given}.* for .*; expected a Tensor of floats .*\(2, 4\)$")
           for given, convert in OUTPUTS.items()),

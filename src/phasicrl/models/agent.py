@@ -94,8 +94,6 @@ class Agent(nn.Module):
         self.reader = ObservationReader(observation_space, obs_norm)
         self._checks_images = make_encoder is None and not self.reader.normalizer
         self.check_images()
-        if isinstance(make_head, nn.Module):
-            raise ValueError("make_head is a network; expected a function that makes one")
 
         def new_encoder(config: ModelConfig) -> nn.Module:
             space = select_keys(observation_space, config.policy_obs)
@@ -105,13 +103,11 @@ class Agent(nn.Module):
             if not hasattr(getattr(custom, "num_features", None), "__index__"):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
-            layout = self.reader.layout
+            layout, width = self.reader.layout, int(custom.num_features)
             stored = torch.zeros(2, *layout.shape, dtype=getattr(torch, layout.dtype.name))
             inputs = select_keys(self.reader(stored), config.policy_obs)
             shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
-            return _check_output(
-                "make_encoder", custom, inputs, shapes, (2, int(custom.num_features))
-            )
+            return _check_output("make_encoder", custom, inputs, shapes, (2, width))
 
         def new_memory(encoder: Any) -> Memory:
             return make_memory(int(encoder.num_features), config, generator)
@@ -135,9 +131,8 @@ class Agent(nn.Module):
         self.value_head = new_head("value", self.value_memory or self.memory)
         self.aux_value_head = new_head("aux_value", self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
-        if value_norm.statistics != "none":
-            statistics, decay = value_norm.statistics, value_norm.decay
-            self.value_normalizer = ValueNormalizer(statistics=statistics, decay=decay)
+        if (statistics := value_norm.statistics) != "none":
+            self.value_normalizer = ValueNormalizer(statistics=statistics, decay=value_norm.decay)
             if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
                 given = f"value_norm.statistics is {statistics}"
                 raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")

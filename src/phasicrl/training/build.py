@@ -420,8 +420,9 @@ def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)  # custom networks draw from the global generator
         try:
-            if isinstance(objects.get("make_encoder"), nn.Module):
-                raise ValueError("make_encoder is a network; expected a function that makes one")
+            for name in ("make_encoder", "make_head"):
+                if isinstance(objects.get(name), nn.Module):
+                    raise ValueError(f"{name} is a network; expected a function that makes one")
             return Agent(
                 envs.observation_space, envs.action_space, config.model, action=config.action,
                 obs_norm=config.obs_norm, value_norm=config.value_norm,
