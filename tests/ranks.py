@@ -28,7 +28,7 @@ from tests.envs.simulators import TensorEnvs
 
 _SERVER = multiprocessing.get_context("forkserver")
 _STORES: list[dist.TCPStore] = []
-"""Where the ranks of each start meet, on ports that the system chose and that stay taken."""
+"""Stores where the ranks of each start meet, on ports that the system chose and that stay taken."""
 
 
 def _rank(variables: dict[str, str], errors: Path, task: Callable[..., None], args: Any) -> None:

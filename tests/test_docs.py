@@ -132,7 +132,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 def own_commands(page: str) -> list[list[str]]:
-    """Those of `phasicrl`, without this word, but for those that name variables."""
+    """Return the arguments of the commands of `phasicrl`, but for those that name variables."""
     named = [words[1:] for words in commands(page) if words[0] == "phasicrl"]
     return [words for words in named if "$" not in " ".join(words)]
 

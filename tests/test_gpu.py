@@ -41,7 +41,7 @@ GPU = pytest.param(
 )
 DEVICES = ["cpu", GPU]
 OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
-"""Where a run of a device is resumed."""
+"""Device on which a run of a device is resumed."""
 GOLDEN = json.loads(FILE.read_text())
 # tests/test_golden.py has them all.
 GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")]

@@ -697,7 +697,7 @@ def test_recomputed_targets_have_the_current_scale_of_rewards_throughout(
 
 
 def test_values_of_an_unknown_scale_are_kept(tmp_path: Path) -> None:
-    """Those of the first rollout; and where rewards came from elsewhere, in whatever slot."""
+    """Keep values of the first rollout, and of one with rewards from elsewhere, in any slot."""
     run = filled(tiny(tmp_path, reward_norm=RewardNormConfig(per="rollout")))
     first = run.buffer.rollout(0)
     first.next_value.fill_(3.0)

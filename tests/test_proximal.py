@@ -92,7 +92,7 @@ def test_moments_of_advantages_count_each_rollout_once(tmp_path: Path) -> None:
 
 
 def test_advantages_are_normalized_by_their_moments(tmp_path: Path) -> None:
-    """Those of the first rollout are its own."""
+    """Advantages of the first rollout are normalized by its own moments."""
     run = open_run(tiny(tmp_path))
     rollout = run.collect(run.buffer.next_rollout())
     found = compute_targets(rollout, rollout.reward, run.config.ppo, moments=EmaMoments(0.5))[0]

@@ -366,7 +366,7 @@ def test_means_and_deviations(mean: Any, action: dict[str, Any], expected: list[
 
 @pytest.mark.parametrize("std", ["parameter", "softplus", "softplus_tanh", "exp", "fixed", "range"])
 def test_deviations_are_trained_unless_they_are_fixed(std: Any) -> None:
-    """Those of the features start at the value given."""
+    """Deviations of the features start at the given value."""
     head = make_head(BOX, ActionConfig(std=std, std_value=0.3), scale=1e-4)
     policy, of_features = head(features()), std in ("softplus", "softplus_tanh", "exp")
     if of_features:
