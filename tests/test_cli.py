@@ -140,7 +140,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("video /tmp", "/tmp is not a run directory"),
         ("plot", "expected at least one run directory"),
         ("presets nothing-like-this", "expected part of a preset's name"),
-        ("envs nothing-like-this", "which matches no id"),
+        ("envs nothing-like-this", "pattern is 'nothing-like-this'; expected part of an id"),
         ("--import no_such_module presets", "no_such_module"),
     ],
 )

@@ -34,7 +34,7 @@ def test_wrong_files_are_refused_by_field(change: dict[str, object], match: str)
 
 
 def test_what_is_not_json_is_refused() -> None:
-    with pytest.raises(ValueError, match="not JSON"):
+    with pytest.raises(ValueError, match="expected JSON"):
         Config.from_json("seed: 3")
 
 

@@ -257,8 +257,8 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         function = getattr(importlib.import_module(module), name)
         parameters = inspect.signature(function).parameters.values()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        given = f"make_env is {options.make_env!r}; expected MODULE:FUNCTION"
-        raise ValueError(f"{given} ({error})") from error
+        given = f"make_env is {options.make_env!r}"
+        raise ValueError(f"{given}; expected MODULE:FUNCTION ({error})") from error
     takes_number = any(
         p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters
     )
@@ -386,7 +386,7 @@ def parse_config_and_options(
     )  # fmt: skip
     if unknown:
         hint = f"`phasicrl {command} PRESET --help-all` lists all options"
-        raise ValueError(f"{_describe_unknown(unknown, words)}. {hint}")
+        raise ValueError(f"unknown {_describe_unknown(unknown, words)}. {hint}")
     env_options = {**base.env.options, **config.env.options}
     return options, config.with_updates({"env.options": env_options})
 
@@ -395,15 +395,15 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     """Describe unknown arguments, with the options that may be meant."""
     flags = [f"--{path.replace('_', '-')}" for path in get_defaults()]
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
-        return "; ".join(f"unknown option {name}{suggest_name(name, flags)}" for name in names)
+        return "; unknown ".join(f"option {name}{suggest_name(name, flags)}" for name in names)
     if "=" in unknown[0]:  # such as seed=3
         near = suggest_name(unknown[0].partition("=")[0], flags)
-        return f"unknown argument {unknown[0]!r}; expected --OPTION VALUE{near}"
+        return f"argument {unknown[0]!r}; expected --OPTION VALUE{near}"
     parts = [part for word in words for part in word.split("=", 1)]
     flag = parts[parts.index(unknown[0]) - 1]
     group, _, name = flag.rpartition(".")
     expected = f"; expected {flag} or {group}.no-{name} without it" * (flag in flags)
-    return f"unknown argument {unknown[0]!r}{expected}"
+    return f"argument {unknown[0]!r}{expected}"
 
 
 def _print_help(command: str, options_type: type, base: Config) -> None:
@@ -523,7 +523,7 @@ def _envs(words: list[str]) -> None:
 
     listings = parse_and_call(list_envs, "envs", words, tyro.conf.Positional)
     if not listings:
-        raise ValueError(f"pattern is {words[0]!r}, which matches no id. `phasicrl envs` lists all")
+        raise ValueError(f"pattern is {words[0]!r}; expected part of an id, see `phasicrl envs`")
     print_lines(listings)
 
 

@@ -75,11 +75,11 @@ def read_text(path: Path) -> str:
         OSError: the file cannot be read.
     """
     if not path.is_file() and path.exists():
-        raise ValueError(f"{path} is not a regular file")
+        raise ValueError(f"{path} is a folder, pipe or device; expected a regular file")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+        raise ValueError(f"{path} is not text ({error}); expected UTF-8") from None
 
 
 def read_options(options_type: type[T], path: Path) -> T:
@@ -110,9 +110,9 @@ def _parse_object(text: str, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is damaged, not JSON: {error}") from None
+        raise ValueError(f"{name} is damaged ({error}); expected JSON") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is damaged, not a JSON object")
+        raise ValueError(f"{name} is damaged; expected a JSON object")
     return typing.cast(dict[str, Any], value)
 
 

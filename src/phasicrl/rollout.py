@@ -219,8 +219,8 @@ class Rollout(_Tensors):
         """
         for name, value in self.tensors().items():
             if (given := tensors[name].shape) != value.shape:
-                shapes = f"{tuple(given)}; expected {tuple(value.shape)}"
-                raise ValueError(f"{name} of a saved rollout has shape {shapes}")
+                saved = f"{name} of a saved rollout has shape {tuple(given)}"
+                raise ValueError(f"{saved}; expected {tuple(value.shape)}")
             value.copy_(tensors[name])
 
 

@@ -308,31 +308,32 @@ class ActionLayout:
                 f"{name}: the actions are {given}; expected a tensor of {kind} of shape {shape}"
             )
         rows, ends = action.reshape(num_envs, len(self._names)), self.num_choices
-        self._check_none(name, rows, ~np.isfinite(rows), "is not finite; a network has diverged")
+        self._check_none(name, rows, ~np.isfinite(rows), "a finite number. A network has diverged")
         outside = (rows < 0) | (rows >= ends) | (rows != np.floor(rows))
-        self._check_none(name, rows, outside & (ends > 0), "is outside of 0 … {last} (integers)")
+        self._check_none(name, rows, outside & (ends > 0), "an integer from 0 to {last}")
         if action_mask is not None:
             columns = rows[:, self._discrete].astype(np.int64) + self._mask_offsets
             blocked = np.zeros(rows.shape, bool)
             blocked[:, self._discrete] = ~np.take_along_axis(action_mask, columns, axis=1)
-            self._check_none(name, rows, blocked, "is not allowed now; obey `action_mask`")
+            self._check_none(name, rows, blocked, "one that `action_mask` allows")
 
     def _is_valid_discrete(self, action: np.ndarray, num_envs: int) -> bool:
         """Return whether actions are valid choices of a plain `Discrete` space, checked fast."""
         is_batch = not self.shape and action.dtype.kind == "i" and action.shape == (num_envs,)
         return bool(is_batch and action.min() >= 0 and action.max() < self.num_choices[0])
 
-    def _check_none(self, name: str, rows: np.ndarray, bad: np.ndarray, text: str) -> None:
+    def _check_none(self, name: str, rows: np.ndarray, bad: np.ndarray, rule: str) -> None:
         """Raise an error about the first of actions `[B, K]` that is `bad` `[B, K]`, if any.
 
-        In the text, `{last}` is the last choice of the component.
+        In the rule, `{last}` is the last choice of the component.
         """
         if not bad.any():
             return
         index, i = map(int, np.argwhere(bad)[0])
         component = f", component {i} ({format_path(self._names[i])})" if self.shape else ""
         given = f"action {rows[index, i]} for environment {index}{component}"
-        raise ValueError(f"{name}: {given} {text.format(last=self.num_choices[i] - 1)}")
+        rule = rule.format(last=self.num_choices[i] - 1)
+        raise ValueError(f"{name}: {given}; expected {rule}")
 
 
 def as_float32(space: Space[Any]) -> Space[Any]:
@@ -464,7 +465,8 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     except FloatingPointError:
         finite = array[np.isfinite(array)]
         given = f"an observation with {max(finite.min(), finite.max(), key=abs):.3g}{location}"
-        raise ValueError(f"{given}, which is too large for float32") from None
+        limit = np.finfo(np.float32).max
+        raise ValueError(f"{given}; expected at most ±{limit:.3g} (float32). Scale it") from None
 
 
 def discrete_range(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -280,10 +280,10 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
         bad["float64"] = good.double()
     else:
         second = torch.arange(good.numel()).reshape(good.shape) == 1
-        bad["not finite"] = torch.where(second, math.nan, good)
+        bad["expected a finite number"] = torch.where(second, math.nan, good)
     if count_choices(env.action_space):
         for outside in (99, -1):
-            message = f"action {outside}.* for environment 1.* is outside of 0"
+            message = f"action {outside}.* for environment 1.*; expected an integer from 0 to"
             bad[message] = good.clone()
             bad[message].reshape(B, -1)[1, 0] = outside
     for message, action in bad.items():

@@ -147,8 +147,8 @@ def test_a_checkpoint_of_another_run_is_skipped(tmp_path: Path) -> None:
     save(tmp_path, 1, {"which": "ours"}, run_id="a")
     save(tmp_path, 2, {"which": "theirs"}, run_id="b")
     (tree, _), (rejected,) = load_checkpoint(tmp_path, run_id="a")
-    assert tree["which"] == "ours" and "run b" in rejected
-    with pytest.raises(CheckpointError, match="run a; expected c"):
+    assert tree["which"] == "ours" and "run is b; expected a" in rejected
+    with pytest.raises(CheckpointError, match="run is a; expected c"):
         load_checkpoint(tmp_path, run_id="c")
 
 

@@ -59,14 +59,14 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
         with pytest.raises(ValueError, match=r"is not a run directory"):
             ask()
     RunDirectory.make(tiny(tmp_path))
-    with pytest.raises(ValueError, match=r"it holds run directories: give .*/\*"):
+    with pytest.raises(ValueError, match=r"expected one of the run directories in it. Give .*/\*"):
         files.metrics()
     assert files.card == {} and files.checkpoints == []
 
 
 def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
     files = RunDirectory.make(tiny(tmp_path))
-    with pytest.raises(ValueError, match="has no data"):
+    with pytest.raises(ValueError, match="has no data; expected"):
         files.metrics()
 
 

@@ -222,12 +222,12 @@ def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.Monke
 
 def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path), make_env=corridor) as run:
-        with pytest.raises(ValueError, match=r"no agent.safetensors yet"):
+        with pytest.raises(ValueError, match=r"no agent.safetensors; expected after the first"):
             evaluate(run.directory, make_env=corridor)
         run.save()
         config = replace(run.config, model=replace(run.config.model, hidden_sizes=(9,)))
         (run.directory / "config.json").write_text(config.to_json())
-        with pytest.raises(ValueError, match="do not fit the network"):
+        with pytest.raises(ValueError, match="has weights of another network; expected"):
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)

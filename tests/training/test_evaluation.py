@@ -256,7 +256,7 @@ def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
     # What is not there is no best return, to which later ones would be compared.
     assert all("evaluation/best_return" not in row for row in run.files.metrics())
     assert run.state_dict()["best_return"] is None
-    with pytest.raises(ValueError, match=r"no best.safetensors yet: it is written by the evalu"):
+    with pytest.raises(ValueError, match=r"no best.safetensors; expected after an evaluation"):
         evaluate(run.directory, make_env=Corridor, weights="best")
 
 

@@ -732,7 +732,7 @@ def test_an_action_that_is_refused_for_another_reason_is_not_called_divergence(
 ) -> None:
     with open_run(tiny(tmp_path)) as run:
         monkeypatch.setattr(run.agent.policy_head, "env_action", lambda action: action + 7)
-        with pytest.raises(ValueError, match=r"is outside of 0 … 1"):
+        with pytest.raises(ValueError, match=r"; expected an integer from 0 to 1"):
             learn(run)
 
 

@@ -94,8 +94,9 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
     except (RuntimeError, TypeError) as error:
         if not config.options:
             raise
-        given = f"{backend}:{name}: env.options is {dict(config.options)}, which EnvPool rejects"
-        raise ValueError(f"{given}: {str(error).splitlines()[0]}") from error
+        given = f"{backend}:{name}: env.options is {dict(config.options)}"
+        rule = f"options that EnvPool accepts ({str(error).splitlines()[0]})"
+        raise ValueError(f"{given}; expected {rule}") from error
 
 
 def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:

@@ -54,7 +54,7 @@ def apply_torch_settings(plan: Plan) -> Iterator[None]:
         ValueError: another thread of this process trains.
     """
     if not _TRAINING_LOCK.acquire(blocking=False):
-        raise ValueError("another thread of this process trains. Use a separate process per run")
+        raise ValueError("another thread is training; expected none. Use one process per run")
     mode, variable = torch.get_deterministic_debug_mode(), os.environ.get(_CUBLAS)
     try:
         if not plan.on_gpu:

@@ -299,13 +299,13 @@ def _check_output(maker: str, network: nn.Module, inputs: Any, shapes: Any, expe
     Raises:
         ValueError: the network fails, or its output has another type or shape.
     """
-    rule = f"inputs of shape {shapes}; expected a Tensor of floats of shape {expected}"
+    rule = f"a Tensor of floats of shape {expected} for inputs of shape {shapes}"
     try:
         output = network.eval()(inputs)
     except Exception as error:
-        raise ValueError(f"the network of {maker} fails on {rule}: {error!r}") from error
+        raise ValueError(f"the network of {maker} raises {error!r}; expected {rule}") from error
     shape, dtype = (getattr(output, name, "") for name in ("shape", "dtype"))
     if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
         given = f"{type(output).__name__} {dtype} {tuple(shape)}"
-        raise ValueError(f"the network of {maker} returns {given} for {rule}")
+        raise ValueError(f"the network of {maker} returns {given}; expected {rule}")
     return network.train()

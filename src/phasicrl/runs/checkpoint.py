@@ -178,11 +178,11 @@ def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
     """
     manifest, prefix = _read_manifest(path), _prefix(rank)
     if run_id and manifest["run"] != run_id:
-        raise ValueError(f"it belongs to run {manifest['run']}; expected {run_id}, of card.json")
+        raise ValueError(f"run is {manifest['run']}; expected {run_id}, of card.json")
     parts = manifest["files"]
     for file, digest in (ChainMap(*parts) if rank == 0 else parts[rank]).items():
         if Path(file).name != file or digest != hash_file(path / file):
-            raise ValueError(f"{file} was changed or truncated after it was saved")
+            raise ValueError(f"{file} is changed or truncated; expected the file as saved")
     loaded = {
         Path(file).stem.removeprefix(prefix): load_file(path / file)
         for file in parts[rank]
@@ -216,7 +216,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     check_schema(manifest)
     if path.name != manifest["name"]:
-        raise ValueError(f"its name is {path.name}; expected {manifest['name']}, as saved")
+        raise ValueError(f"folder is {path.name}; expected {manifest['name']}, as saved")
     return manifest
 
 

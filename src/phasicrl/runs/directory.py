@@ -215,7 +215,8 @@ class RunDirectory:
         with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 if damaged:
-                    raise ValueError(f"line {damaged} of {path} is damaged. Remove or restore it")
+                    given = f"line {damaged} of {path} is damaged"
+                    raise ValueError(f"{given}; expected a JSON object. Remove or restore it")
                 if (row := _read_row(line)) is None:
                     damaged = number
                     continue
@@ -227,7 +228,7 @@ class RunDirectory:
                     rows.append(values)
         if not rows:
             self._check_is_run()
-            raise ValueError(f"{self.path} has no data: no iteration was finished")
+            raise ValueError(f"{self.path} has no data; expected a finished iteration. Resume it")
         return rows
 
     def last_rows(self, count: int) -> list[dict[str, Any]]:
@@ -270,18 +271,18 @@ class RunDirectory:
         path = self.path / _WEIGHTS[which]
         if not path.is_file():
             self._check_is_run()
-            when = "with the first checkpoint and at the end of the run"
+            when = "after the first checkpoint or at the end of the run"
             if which == "best":
-                when = "by the evaluations of a run (evaluation.every_iterations)"
-            raise ValueError(f"{self.path} has no {path.name} yet: it is written {when}")
+                when = "after an evaluation of the run (evaluation.every_iterations)"
+            raise ValueError(f"{self.path} has no {path.name}; expected {when}")
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 weights = {name: file.get_tensor(name) for name in list(file.keys())}
         except SafetensorError as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
+            raise ValueError(f"{path} is damaged ({error}); expected weights. Restore it") from None
         if about.get("sha256") != hash_tensors(weights, about.get("env_steps", "")):
-            raise ValueError(f"{path} is damaged: it was changed after it was saved")
+            raise ValueError(f"{path} is damaged; expected the weights as saved. Restore it")
         return weights
 
     def weights_env_steps(self, which: WeightsKind = "last") -> int:
@@ -344,8 +345,9 @@ class RunDirectory:
         refused = [changes[path] for path in changes if path != "total_env_steps" or not is_given]
         if refused and not accept:
             raise ValueError(
-                f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved: "
-                f"{', '.join(refused)}. Restore it, or set accept_config_changes"
+                f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved "
+                f"({', '.join(refused)}); expected no changes. Restore it, or set "
+                "accept_config_changes"
             )
         return [*changes.values()]
 
@@ -371,7 +373,7 @@ class RunDirectory:
             for part, before, now in both if before != now
         )  # fmt: skip
         if any(str(old).split(" of ")[0] != str(new).split(" of ")[0] for _, old, new in both):
-            raise ValueError(text)
+            raise ValueError(f"{text}; expected the same")
         if text:
             warnings.warn(text, stacklevel=2)
 
@@ -384,10 +386,11 @@ class RunDirectory:
         if (self.path / CONFIG_FILE).is_file():
             return
         names = ", ".join(sorted(path.name for path in AGENTS.iterdir()))
-        hint = f"expected a folder that `phasicrl train` made, or an agent ({names})"
+        hint = f"a folder that `phasicrl train` made, or an agent ({names})"
         if any(self.path.glob(f"*/{CONFIG_FILE}")):
-            hint = f"it holds run directories: give {self.path}/*"
-        raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
+            hint = f"one of the run directories in it. Give {self.path}/*"
+        text = f"{self.path} is not a run directory, it has no {CONFIG_FILE}"
+        raise ValueError(f"{text}; expected {hint}")
 
 
 def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:

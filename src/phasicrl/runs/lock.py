@@ -34,7 +34,8 @@ class RunLock:
             holder = "another process"
             with contextlib.suppress(ValueError), self._file:
                 holder = "process {pid} on {host} since {since}".format(**json.load(self._file))
-            raise ValueError(f"{path} is in use by {holder}. Let it finish or stop it.") from None
+            given = f"{path} is in use by {holder}"
+            raise ValueError(f"{given}; expected no other user. Stop it or wait for it") from None
         except OSError:
             pass  # the file system has no locks
         since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"

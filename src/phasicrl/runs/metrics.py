@@ -247,7 +247,7 @@ class _Rows:
         """
         if not self._path.exists():
             text = f"the run directory {self._path.parent} was removed, moved or unmounted"
-            raise ValueError(f"{text}. Restore it and resume the run")
+            raise ValueError(f"{text}; expected one that stays. Restore it and resume the run")
         self._waiting += row
         self.size += len(row)
         while self._waiting:

@@ -140,8 +140,8 @@ def restore_run(
     """
     files, objects = RunDirectory(directory), fill_user_objects_with_none(user)
     if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
-        remedy = f"`phasicrl train --from {directory} --init-from {directory}` starts from it"
-        raise ValueError(f"{directory} is an agent without checkpoints; {remedy}")
+        remedy = f"To train from it: `phasicrl train --from {directory} --init-from {directory}`"
+        raise ValueError(f"{directory} is an agent; expected a run with checkpoints. {remedy}")
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:
@@ -166,8 +166,9 @@ def restore_run(
         try:
             run.load_state_dict(*part, same_episodes=not remark)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            text = f"the checkpoint does not fit {directory}/config.json"
-            raise ValueError(f"{text}: {error}. Restore the file") from None
+            text = f"{directory} has a checkpoint that does not fit config.json"
+            rule = f"the file as saved. Restore it ({error})"
+            raise ValueError(f"{text}; expected {rule}") from None
         with world.sync_errors("writing config.json"):  # only now: a failed start changes no length
             if world.is_first and total_env_steps is not None and not is_over:
                 files.write_config(config)
@@ -327,7 +328,7 @@ def check_divisible_by_ranks(config: Config, world: World) -> None:
     try:
         config.with_updates({"env.num_envs": num_envs})
     except ValueError as error:
-        raise ValueError(f"in each of {world.size} processes, {error}") from None
+        raise ValueError(f"in each process of {world.size}: {error}") from None
 
 
 def _check_directory_is_shared(files: RunDirectory, world: World) -> None:

@@ -147,8 +147,8 @@ class SavedAgent:
             agent.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(
-                f"the weights in {self.files.path} do not fit the network of config.json "
-                f"(a custom network needs make_encoder or make_head): {error}"
+                f"{self.files.path} has weights of another network; expected that of config.json. "
+                f"Give make_encoder or make_head if it is a custom one ({error})"
             ) from None
         return agent.eval()
 

@@ -206,8 +206,8 @@ class Run:
             raise ValueError(f"metrics are {values!r}; expected numbers by name, as in a dict")
         for name, value in values.items():
             if name in METRICS:
-                given = f"metric is {name!r}; expected a name that is not taken"
-                raise ValueError(f"{given}. Call it own/{name.rpartition('/')[-1]}")
+                own = f"own/{name.rpartition('/')[-1]}"
+                raise ValueError(f"metric is {name!r}; expected a free name. Call it {own}")
             try:
                 number = math.fsum([value])  # unlike float, it takes no text
                 self._row[name if "/" in name else f"own/{name}"] = number

@@ -44,7 +44,7 @@ def test_runs_are_interpolated_on_one_grid_where_all_have_data(tmp_path: Path) -
     assert curve.runs[0].tolist() == [5, 10, 20, 30]
     assert curve.runs[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
     third = make_run(tmp_path / "c", [(1000, 1.0)], seed=3)
-    with pytest.raises(ValueError, match=r"no common steps: one ends at 400, .* at 1,000"):
+    with pytest.raises(ValueError, match=r"ends at 400 and one .* at 1,000; expected common steps"):
         read_curves([first, third], RETURN)
 
 
@@ -226,7 +226,7 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
         ([], RETURN, "runs is empty; expected at least one"),
         ([sweep], RETURN, "sweep/s1; expected a run with data"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
-        ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
+        ([tmp_path], RETURN, r"expected one of the run directories in it. Give .*/\*"),
         ([empty], RETURN, "empty; expected a run with data"),
         ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; expected one of {RETURN}$"),
     ]:

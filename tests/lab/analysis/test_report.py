@@ -74,7 +74,7 @@ def test_pages_of_a_run_without_the_end_of_an_episode(
     with pytest.warns(UserWarning, match="no episode"):  # beside another seed
         (row, *_) = read_csv(plot_runs([endless, usual], output=tmp_path / "both")[2])
     assert row["num_runs"] == "1" and "no episode" not in row["curve"]
-    refused = pytest.raises(ValueError, match="no episode ended")
+    refused = pytest.raises(ValueError, match="no run has a finished episode; expected one")
     with pytest.warns(UserWarning, match="no episode"), refused:
         compare_runs([endless])
 

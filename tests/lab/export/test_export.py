@@ -173,7 +173,7 @@ def test_a_wrong_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return right(self, features, torch.zeros_like(first) if is_exported else first, state)
 
     monkeypatch.setattr(RecurrentMemory, "_step", forgetful)
-    with pytest.raises(ValueError, match="of the exported policy differs from the agent"):
+    with pytest.raises(ValueError, match=r"the exported policy is .* off .*; expected at most"):
         export_policy(run, format="torch", make_env=partial(Levers, masked=True), observations=80)
     (kept,) = run.glob("*policy*")
     assert kept.read_bytes() == b"a good one of before"
@@ -215,7 +215,7 @@ def test_the_newest_file_is_played(tmp_path: Path) -> None:
     (run / "policy.onnx").write_bytes(b"a damaged one")
     os.utime(run / "policy.onnx", ns=(20, 20))
     os.utime(run / "policy.pt2", ns=(10, 10))
-    with pytest.raises(ValueError, match="cannot be read as ONNX"):
+    with pytest.raises(ValueError, match=r"is unreadable .*; expected ONNX"):
         play_exported(run, episodes=2, make_env=corridor)
     os.utime(run / "policy.pt2", ns=(30, 30))
     assert len(play_exported(run, episodes=2, make_env=corridor).returns) == 2
@@ -245,7 +245,7 @@ class Undecided(torch.nn.Module):
 
 def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
-    with pytest.raises(ValueError, match="has no exported policy"):
+    with pytest.raises(ValueError, match="has no exported policy; expected one"):
         play_exported(run, make_env=corridor)
     with pytest.raises(ValueError, match=r"output is .*; expected the ending \.onnx"):
         export_policy(run, output=tmp_path / "policy.bin", make_env=corridor)
@@ -256,10 +256,10 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         play_exported(run, make_env=Levers)
     for name, kind in (("policy.onnx", "ONNX"), ("policy.pt2", "a program of torch.export")):
         (tmp_path / name).write_bytes(b"no")
-        with pytest.raises(ValueError, match=f"cannot be read as {kind}"):
+        with pytest.raises(ValueError, match=f"is unreadable .*; expected {kind}"):
             open_policy(tmp_path / name)
     own = train(tiny(tmp_path), make_env=corridor, make_encoder=lambda _: Undecided()).directory
-    with pytest.raises(ValueError, match=r"torch\.export cannot follow this network"):
+    with pytest.raises(ValueError, match=r"the network is not exportable .*; expected operations"):
         export_policy(own, make_env=corridor, make_encoder=lambda _: Undecided())
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"onnxscript: pip install 'phasicrl\[lab\]'"):

@@ -72,7 +72,7 @@ def test_film_names_have_weights_and_levels(
 
 def test_an_environment_without_images_or_levels_is_refused(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
-    with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
+    with pytest.raises(ValueError, match="no images to film; expected render_mode='rgb_array'"):
         film(run.directory, make_env=corridor)
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     with pytest.raises(ValueError, match="levels is train; expected unseen for an env"):
@@ -181,7 +181,7 @@ def test_a_vector_environment_that_sees_images_is_filmed_from_them(tmp_path: Pat
 
 def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_vector_env=vectors(Corridor))
-    with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
+    with pytest.raises(ValueError, match="no images to film; expected render_mode='rgb_array'"):
         film(run.directory, make_vector_env=vectors(Corridor))
 
     blind = type("Blind", (SyncVectorEnv,), {"render": lambda _: None})

@@ -88,7 +88,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
-        ([1], "not a JSON object"),
+        ([1], "expected a JSON object"),
         ({"ppo.clip": 0.1}, "ppo.clip is 0.1; expected a list of values"),
         ({"ppo.clip": []}, "ppo.clip is []; expected a list"),
         ({"ppo.clip": ["a"]}, "ppo.clip=a: "),
@@ -98,7 +98,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
         ({"model.hidden_sizes": [[[1]]]}, "model.hidden_sizes"),
         ({"ppo": [3]}, "ppo=3: "),
         ({"ppo.lerning_rate": [1]}, "did you mean 'ppo.learning_rate'?"),
-        ({"seed": [1, 2]}, "seed is set by the sweep"),
+        ({"seed": [1, 2]}, "seed is set by the sweep; expected others"),
         ({"env.id": ["procgen:starpilto"]}, "did you mean"),
         ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "add --import sent_with_it"),
         ({"init_from": ["nowhere"]}, "nowhere is not a run directory"),
@@ -117,7 +117,7 @@ def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
 
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
     sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
-    with pytest.raises(ValueError, match="separate them"):
+    with pytest.raises(ValueError, match=r"expected one kind\. Separate them"):
         sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / sweep.SEARCH).touch()

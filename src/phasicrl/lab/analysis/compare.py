@@ -167,7 +167,7 @@ def compare_runs(
     curves = read_curves(runs, metric)
     endless = [curve.label for curve in curves if np.isnan(curve.runs).any()]
     if not (curves := [curve for curve in curves if curve.label not in endless]):
-        raise ValueError(f"no episode ended in any run; set a time limit ({TIME_LIMIT})")
+        raise ValueError(f"no run has a finished episode; expected one. Set a limit ({TIME_LIMIT})")
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
         curves += read_reference_curves(reference, metric, ends=ends)

@@ -239,8 +239,8 @@ def align(series: Sequence[Points], name: str) -> Points:
     start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
     if start > end:
         raise ValueError(
-            f"the runs of {name} have no common steps: one ends at {end:,.0f}, another begins at "
-            f"{start:,.0f}"
+            f"{name} has a run that ends at {end:,.0f} and one that begins at {start:,.0f}; "
+            "expected common steps. Leave one of them out"
         )
     grid = np.unique(np.concatenate([steps for steps, _ in series]))
     grid = grid[(grid >= start) & (grid <= end)]

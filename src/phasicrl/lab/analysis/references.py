@@ -108,8 +108,8 @@ def read_reference_curves(
             ))  # fmt: skip
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
-        text = f"reference is {name}; expected {_list_references(ends)}"
-        raise ValueError(f"{text}. It has {', '.join(games)}")
+        text = f"{_list_references(ends)}. It has {', '.join(games)}"
+        raise ValueError(f"reference is {name}; expected {text}")
     return curves
 
 

@@ -114,7 +114,7 @@ def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
         reason = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"
         warnings.warn(f"{arm} on {task} is left out: {reason}", RuntimeWarning, stacklevel=2)
     if not curves:
-        raise ValueError("no arm has a return of every seed; give more total_env_steps")
+        raise ValueError("no arm has returns of all seeds; expected one. Give more total_env_steps")
     return curves
 
 

@@ -87,8 +87,8 @@ def check_seeds_not_mixed(where: Path, seeds: Iterable[int]) -> None:
         ValueError: some seeds are below `FIRST_REPORT_SEED`, and others are not.
     """
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
-        chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
-        raise ValueError(f"{where} has {chosen}, and others, which are reported; separate them")
+        both = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen, and reported ones"
+        raise ValueError(f"{where} has {both}; expected one kind. Separate them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,8 +157,8 @@ def _write_file(
             program = torch.export.export(graph, inputs, dynamic_shapes={"inputs": axes})
         except Exception as error:  # a user's network may raise any error
             raise ValueError(
-                f"torch.export cannot follow this network: {str(error).partition(chr(10))[0]}; "
-                "make your encoder independent of the values of tensors"
+                f"the network is not exportable ({str(error).partition(chr(10))[0]}); expected "
+                "operations that do not depend on the values of tensors. Change your encoder"
             ) from error
         if format == "torch":
             torch.export.save(program, output, extra_files={_KEY: json.dumps(metadata)})
@@ -197,8 +197,8 @@ def _compare_outputs(policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tenso
         worst = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
         if not worst <= TOLERANCE:
             raise ValueError(
-                f"{name} of the exported policy differs from the agent's by {worst:.2g}; this is a "
-                "defect, please report it with config.json"
+                f"{name} of the exported policy is {worst:.2g} off the agent's; expected at most "
+                f"{TOLERANCE}. This is a defect: please report it with config.json"
             )
         largest = max(largest, worst)
     return largest
@@ -218,7 +218,7 @@ def open_policy(path: Path) -> PolicyFile:
     files = [path / name for name in names] if path.is_dir() else [path]
     present = [file for file in files if file.is_file()]
     if not present:
-        raise ValueError(f"{path} has no exported policy; `phasicrl export RUN` writes one")
+        raise ValueError(f"{path} has no exported policy; expected one. `phasicrl export` makes it")
     path = max(present, key=lambda file: file.stat().st_mtime_ns)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
@@ -227,7 +227,7 @@ def open_policy(path: Path) -> PolicyFile:
         text, run = (_open_onnx if is_onnx else _open_torch)(path)
     except Exception as error:  # onnxruntime's errors have no common class
         kind = "ONNX" if is_onnx else "a program of torch.export"
-        raise ValueError(f"{path} cannot be read as {kind}: {error}") from None
+        raise ValueError(f"{path} is unreadable ({error}); expected {kind}") from None
     if not text:
         raise ValueError(f"{path} has no description; expected a file of `phasicrl export`")
     return PolicyFile(json.loads(text), run)

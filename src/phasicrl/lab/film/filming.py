@@ -156,8 +156,9 @@ class _Renderer:
         shapes = [(*self._shape, *size, channels) for channels in (3, 4)]
         if image.dtype != np.uint8 or image.ndim < 3 or not image.size or image.shape not in shapes:
             expected = ", ".join([*map(str, self._shape), "height, width, 3 or 4"])
-            text = f"render() of {type(self.env.unwrapped).__name__} {what}; expected [{expected}]"
-            raise ValueError(f"{text} of one size, of uint8 or of float from 0 to 1 or 255")
+            rule = f"[{expected}] of one size, of uint8 or of float from 0 to 1 or 255"
+            text = f"render() of {type(self.env.unwrapped).__name__} {what}"
+            raise ValueError(f"{text}; expected {rule}")
         image = self._last = image[..., :3]
         return image
 
@@ -197,7 +198,7 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
     modes = [getattr(each.env, "render_mode", None) for each in renderers]
     if not {*modes} <= {"rgb_array", "rgb_array_list"}:
         envs.close()
-        raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
+        raise ValueError(f"{envs.name} has no images to film; expected render_mode='rgb_array'")
 
     def draw_images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:

@@ -107,7 +107,7 @@ def make_search(
         try:
             is_choice = hasattr(make_optuna_distribution(listed), "choices")
         except ValueError as error:
-            raise ValueError(f"{path} is {listed}: {error}") from None
+            raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
         ends = listed if is_choice else listed[1:]
         runner.check_trainable(sweep.make_grid(search.base, {path: ends}))
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}

@@ -131,7 +131,7 @@ def make_sweep_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config
     arm = " ".join([base.name, *words])
     try:
         if taken := [path for path in changes if path in _RESERVED]:
-            raise ValueError(f"{taken[0]} is set by the sweep; leave it out")
+            raise ValueError(f"{taken[0]} is set by the sweep; expected others. Leave it out")
         config = base.with_updates(changes)
     except ValueError as error:
         raise ValueError(f"{arm}: {error}") from None
