@@ -17,12 +17,16 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 ERROR = re.compile(
-    r"\(?(raise (Value|Type)Error\(|yield )f?['\"]"
-    r"(?!(\{|[^;]+ (are|belongs|has|imports|is|of|returned|returns|with|without) )[^;]*; expected )"
-    r".*\bexpected\b"
+    r"\(?(?=raise (Value|Type)Error\b|yield f?['\"]|raise .*\bexpected\b)(raise \w++\(?+|yield )"
+    r"(?!f?['\"](?!(it|its|they|this|must|too) )(unknown |[a-z ]*\{[^{}]*\}: \{error\}['\"]|"
+    r"(\{|returned |[^;]+ (are|belongs|has|imports|is|of|raises|returned|returns|with|without) )"
+    r"[^;]*; expected ))"
 )
-"""Errors that do not name an option and its value before what is expected."""
-FIRST = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As)\b")
+"""Errors that do not name an option and its value before what is expected.
+
+Exceptions: an `unknown` name, and `<place>: {error}`, which puts a place before another error.
+"""
+FIRST = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As|Which|That|If|Where|Those)\b")
 """Beginnings of docstrings that are neither a verb nor a noun."""
 
 
