@@ -87,8 +87,8 @@ def start_run(
     """
     objects = fill_user_objects_with_none(user)
     if resume not in ("never", "auto"):
-        rule = "expected never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
-        raise ValueError(f"resume is {resume!r}; {rule}")
+        rule = "never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
+        raise ValueError(f"resume is {resume!r}; expected {rule}")
     for module in config.modules:
         import_module(module)
     runs = RunDirectory.find_runs(config) if resume == "auto" else []

@@ -201,8 +201,8 @@ def evaluate(
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     env, objects = saved.config.env, {} if env_id else saved.env_objects
     if env_options and any(objects.values()):
-        rule = "expected none with make_env or make_vector_env. Give them to the function"
-        raise ValueError(f"env_options is {dict(env_options)}; {rule}")
+        rule = "none with make_env or make_vector_env. Give them to the function"
+        raise ValueError(f"env_options is {dict(env_options)}; expected {rule}")
     changes = {"env.id": env_id or env.id, "env.options": {**env.options, **(env_options or {})}}
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results, threads = None, [], saved.config.compute.num_threads

@@ -200,8 +200,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     text = environment.from_string(template).render(
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
         light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33), min_values=MIN_VALUES,
-        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), arms=[*arms.values()],
-        presets=PRESETS,
+        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), arms=arms, presets=PRESETS,
         shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
