@@ -131,7 +131,9 @@ def test_a_custom_loop_does_what_train_does_to_the_bit(tmp_path: Path, aux: bool
         own_loop["train_until_solved"](run, solved=math.inf)
     assert run.learner.kl_coef == by_train.learner.kl_coef == 0.5 * 2**4
     ours, theirs = run.agent.state_dict(), by_train.agent.state_dict()
-    assert ours["reader.normalizer.moments.count"] == 128 and ours.keys() == theirs.keys()
+    # With a phase left out at the end, the last rollout is not counted yet.
+    assert ours["reader.normalizer.moments.count"] == (96 if aux else 128)
+    assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
     assert (run.directory / "agent.safetensors").is_file()

@@ -53,7 +53,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/runs/test_lock.py",
     ),
     (
-        "runs/directory.py", "        if changes and not accept:\n", "        if False:\n",
+        "runs/directory.py", "        if refused and not accept:\n", "        if False:\n",
         "tests/faults/test_determinism.py -k changed",
     ),
     (
