@@ -238,7 +238,8 @@ class CheckedEnv(gym.Env[Any, Any]):
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
                 raise Invalid(f"{given}; expected one number")
             reward = float(number.item())
-            if any(np.size(x) != 1 or x not in (False, True) for x in (terminated, truncated)):
+            flags = (x for x in (terminated, truncated) if type(x) not in (bool, np.bool_))
+            if any(np.size(x) != 1 or x not in (False, True) for x in flags):
                 ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
                 raise Invalid(f"returned {ends}; expected True or False")
             # The mask of a final observation is not used.
