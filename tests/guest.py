@@ -135,6 +135,11 @@ def main(folder: Path) -> None:
     """Check the import, and runs of every kind."""
     with unchanged("the import"):
         import phasicrl  # noqa: F401
+    from phasicrl.envs.envpool import import_envpool
+
+    variables = dict(os.environ)
+    import_envpool(procgen=True)
+    assert dict(os.environ) == variables, "the import of EnvPool left variables"
     for name in SETTINGS:
         train_all_ways(name, folder)
     train_in_threads(folder)

@@ -195,11 +195,13 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     assert escape_control_chars("a\x1b[31mb\x07\u202e\nc\té") == "a\\x1b[31mb\\x07\\u202e\nc\té"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "report.html", "videos/film.mp4"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "report.html", "videos/film.mp4", "checkpoints/step-1/manifest.json"]
+)
 def test_a_pipe_among_the_files_of_a_run_is_refused(tmp_path: Path, name: str) -> None:
     """Whoever opens one waits for another program."""
     files = RunDirectory(train(tiny(tmp_path), make_env=corridor).directory)
-    (files.path / name).parent.mkdir(exist_ok=True)
+    (files.path / name).parent.mkdir(exist_ok=True, parents=True)
     (files.path / name).unlink(missing_ok=True)
     os.mkfifo(files.path / name)
     for use in (lambda: resume(files.path, make_env=corridor), lambda: write_report([files.path])):

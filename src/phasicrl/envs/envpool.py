@@ -219,11 +219,16 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     load_graphics_libraries()
     if procgen:
         load_qt()
+    before = set(os.environ)
+    if procgen:
         family = importlib.import_module(PROCGEN)
         # An import before Qt was loaded has failed, and EnvPool keeps the failure.
         if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:
             importlib.reload(family)
-    return importlib.import_module("envpool")
+    module = importlib.import_module("envpool")
+    for name in set(os.environ) - before:  # MPLBACKEND=Agg, which would blind the user's plots
+        del os.environ[name]
+    return module
 
 
 @functools.cache

@@ -304,18 +304,23 @@ class RunDirectory:
             save_tensors(weights, temporary, about=about)
 
     def reject_special_files(self) -> None:
-        """Check that the directory and its direct subdirectories have no links or special files.
+        """Check that the directory, its folders and its checkpoints have no links or special files.
 
-        Symbolic links could lead out of the directory, and reading a pipe could block. Deeper
+        Symbolic links could lead out of the directory, and reading a pipe could block. Other deeper
         levels and `wandb` are not checked.
 
         Raises:
             ValueError: there is a link or another special file.
         """
-        for path in (*self.path.glob("*"), *self.path.glob("*/*")):
+        names: list[str] = []
+        for pattern in ("*", "*/*", "checkpoints/*/*"):
+            # Unlike `Path.glob`, this allows a checkpoint to be deleted meanwhile.
+            names += glob.glob(pattern, root_dir=self.path, include_hidden=True)
+        for path in map(self.path.joinpath, names):
             if "wandb" in path.parts:  # Weights & Biases links its newest files
                 continue
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            is_special = path.is_fifo() or path.is_socket() or path.is_char_device()
+            if path.is_symlink() or is_special or path.is_block_device():
                 what = "link" if path.is_symlink() else "special file"
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
