@@ -71,22 +71,22 @@ def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("kind", ["ppg", "lstm"])
 @pytest.mark.fault("F-02", "kill -9 before an operation on the disk", 1, 10_000)
 def test_killed_before_an_operation_on_the_disk(
-    tmp_path: Path, half: int, fault: Fault, is_full: bool
+    tmp_path: Path, kind: str, fault: Fault, is_full: bool
 ) -> None:
-    expected, _ = unbroken("ppg")
-    finish(tmp_path / "all", kill_before_operation, tmp_path / "all", "ppg", 0)
+    expected, _ = unbroken(kind)
+    finish(tmp_path / "all", kill_before_operation, tmp_path / "all", kind, 0)
     every = range(1, int((tmp_path / "all" / "operations.txt").read_text()) + 1)
-    numbers = every[half::2] if is_full else random.Random(half).sample(every, fault.wanted)
+    numbers = every if is_full else random.Random(kind).sample(every, fault.wanted)
     fault.wanted = len(numbers)
     for index in fault:
         folder = tmp_path / str(index)
-        process = start(folder, kill_before_operation, folder, "ppg", numbers[index])
+        process = start(folder, kill_before_operation, folder, kind, numbers[index])
         process.join(120)
         assert process.exitcode == -signal.SIGKILL
-        finish(folder, begin_or_resume, folder, "ppg")
+        finish(folder, begin_or_resume, folder, kind)
         assert_unbroken(folder, expected)
         shutil.rmtree(folder)
 
