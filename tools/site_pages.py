@@ -34,7 +34,7 @@ MODULES = (
     "phasicrl.lab.experiments.batch_scale", "phasicrl.lab.film.video",
     "phasicrl.lab.analysis.plot", "phasicrl.lab.analysis.curves",
     "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",
-    "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
+    "phasicrl.lab.sweeps.grid", "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
     "phasicrl.lab.export.package", "phasicrl.runs.directory", "phasicrl.training.run",
 )  # fmt: skip
 """Modules of the Python reference."""

@@ -15,8 +15,8 @@ from phasicrl.cli import main
 from phasicrl.config import Config
 from phasicrl.config_io import read_options, write_json
 from phasicrl.lab.experiments import trials
+from phasicrl.lab.sweeps import grid, sweep
 from phasicrl.lab.sweeps import search as module
-from phasicrl.lab.sweeps import sweep
 from phasicrl.presets import get_preset
 from tests.faults.harness import small
 from tests.helpers import run_here
@@ -27,8 +27,8 @@ VALUES: dict[str, Any] = {"ppo.learning_rate": ["log", 1e-5, 1e-1], "ppo.clip": 
 def written(folder: Path, search: module.Search, count: int) -> Path:
     """Write a search of a small configuration."""
     for number in range(count):
-        sweep.write_dataclass(folder / f"{number:04d}" / sweep.TRIAL, search.base)
-    write_json(folder / sweep.SEARCH, search)
+        grid.write_dataclass(folder / f"{number:04d}" / grid.TRIAL, search.base)
+    write_json(folder / grid.SEARCH, search)
     return folder
 
 
@@ -63,7 +63,7 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert main(["sweep", "search", *words, "--trials", "2"]) == 0
     made = module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5)
     assert made == 3
-    base, file = get_preset("classic-ppo"), tmp_path / "search" / sweep.SEARCH
+    base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH
     assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
     found = [(status.id, status.state) for status in sweep.get_status(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
@@ -123,7 +123,7 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
     assert first == [(seed, until) for until in (512, 1024, 1536) for seed in (1, 2, 3, 4)]
     assert "pruned" in states and states.index("pruned") >= 5, "five are finished first"
     for trial in study.trials:
-        config = read_options(Config, folder / f"{trial.number:04d}" / sweep.TRIAL)
+        config = read_options(Config, folder / f"{trial.number:04d}" / grid.TRIAL)
         rate = trial.params["ppo.learning_rate"]
         assert config.ppo.learning_rate == rate and config.seed == 1
         # The interquartile mean of four leaves the best and the worst out.
@@ -158,7 +158,7 @@ def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
     assert study.trials[0].params == cut.params and len(study.trials) == 2
     assert all([*t.intermediate_values] == [384, 768, 1152, 1536] for t in study.trials)
     before = len(returns.trained)
-    (folder / "0000" / sweep.OUTCOME).unlink()  # killed before it was written
+    (folder / "0000" / grid.OUTCOME).unlink()  # killed before it was written
     assert trained(folder, 0) == "complete" and len(returns.trained) == before
 
 
@@ -204,7 +204,7 @@ def test_received_searches_run_no_code(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search_of(tmp_path), 1)
-    (folder / sweep.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
+    (folder / grid.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error
@@ -252,7 +252,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     assert {*states.values()} == {"complete", "fail"}
     complete = [trial for trial, state in states.items() if state == "complete"]
     assert stops == [(1, 384), (2, 384), (1, 768), (2, 768)] * len(complete)
-    best = folder / complete[0] / sweep.TRIAL
+    best = folder / complete[0] / grid.TRIAL
     assert main(["sweep", "status", str(folder)]) == 0
     assert "phasicrl train --from" in capsys.readouterr().out
     assert main(["train", "--from", str(best), "--seed", "101"]) == 0

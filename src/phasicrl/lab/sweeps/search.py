@@ -21,7 +21,7 @@ from phasicrl import Config, get_preset
 from phasicrl.config_io import read_json, read_options
 from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
-from phasicrl.lab.sweeps import sweep
+from phasicrl.lab.sweeps import grid
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import import_optional
 
@@ -43,12 +43,12 @@ class Search:
 
     base: Config = field(default_factory=Config)
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    seeds: tuple[int, ...] = sweep.SEEDS
+    seeds: tuple[int, ...] = grid.SEEDS
     rungs: int = 5
 
     def __post_init__(self) -> None:
         """Check that there is something to search."""
-        sweep.check_value_lists(self.values)
+        grid.check_value_lists(self.values)
         if not self.values or not self.seeds or self.rungs < 1:
             given = f"{len(self.values)} options, {len(self.seeds)} seeds, {self.rungs} rungs"
             raise ValueError(f"the search has {given}; expected at least 1 of each")
@@ -75,7 +75,7 @@ def make_optuna_distribution(values: list[Any]) -> Any:
 
 def make_search(
     directory: Path, preset: str, values: Path, *, trials: int = 20,
-    seeds: Sequence[int] = sweep.SEEDS, rungs: int = 5,
+    seeds: Sequence[int] = grid.SEEDS, rungs: int = 5,
 ) -> int:  # fmt: skip
     """Write a search for settings with Optuna, or add trials to one, without training.
 
@@ -109,14 +109,14 @@ def make_search(
         except ValueError as error:
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
         ends = listed if is_choice else listed[1:]
-        runner.check_trainable(sweep.make_grid(search.base, {path: ends}))
-    file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
+        runner.check_trainable(grid.make_grid(search.base, {path: ends}))
+    file, there = directory / grid.SEARCH, {*directory.glob(f"*/{grid.TRIAL}")}
     if there and not (file.exists() and read_options(Search, file) == search):
         raise ValueError(f"directory is {directory}, with another sweep; expected a new folder")
-    sweep.write_dataclass(file, search)
-    new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
+    grid.write_dataclass(file, search)
+    new = {directory / f"{slot:04d}" / grid.TRIAL for slot in range(trials)} - there
     for path in new:
-        sweep.write_dataclass(path, search.base)
+        grid.write_dataclass(path, search.base)
     return len(new)
 
 
@@ -142,9 +142,9 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
     return optuna.create_study(storage=storage, sampler=sampler, **options)
 
 
-def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
+def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
     """Train or resume a trial of a search, locked by this process."""
-    search, slot = read_options(Search, folder.parent / sweep.SEARCH), int(folder.name)
+    search, slot = read_options(Search, folder.parent / grid.SEARCH), int(folder.name)
     study = open_study(folder.parent, seed=slot)
     interrupted = [each for each in study.trials if each.user_attrs.get(_SLOT) == slot]
     if interrupted:
@@ -155,7 +155,7 @@ def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
         frozen = _train_seeds(folder, search, study, trial, threads)
-    return sweep.Outcome(frozen.state.name.lower(), frozen.value)
+    return grid.Outcome(frozen.state.name.lower(), frozen.value)
 
 
 def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
@@ -166,11 +166,11 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
     """
     decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
     try:
-        _, config = sweep.make_sweep_arm(search.base, decoded)
+        _, config = grid.make_arm(search.base, decoded)
     except ValueError as error:  # these values do not go together
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    sweep.write_dataclass(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
+    grid.write_dataclass(folder / grid.TRIAL, replace(config, seed=search.seeds[0]))
     config = runner.make_trial_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
     reported, score = study.trials[trial.number].intermediate_values, math.nan
@@ -204,11 +204,9 @@ def score_run(files: RunDirectory, env_steps: int) -> float:
 
     NaN if no episode has ended.
     """
-    if not files.last_rows(1):
-        return math.nan
-    batch, rows = files.config.batch_size, files.metrics(runner.RETURN)
-    returns = [row[runner.RETURN] for row in rows
-               if runner.RETURN in row and row["env_steps"] < env_steps + batch]  # fmt: skip
+    rows = files.metrics(runner.RETURN) if files.last_rows(1) else []
+    end = env_steps + files.config.batch_size
+    returns = [x[runner.RETURN] for x in rows if runner.RETURN in x and x["env_steps"] < end]
     if not returns:
         return math.nan
     return min(returns) if rows[-1]["env_steps"] < env_steps else returns[-1]

@@ -9,44 +9,24 @@ Kind: effects (trains, writes files).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from phasicrl import Config, get_preset
-from phasicrl.config import format_value, require_imported_modules
+from phasicrl.config import require_imported_modules
 from phasicrl.config_io import read_json, read_options, write_json
 from phasicrl.lab.analysis.curves import format_setting, get_task, label_configs
 from phasicrl.lab.experiments import trials
-from phasicrl.lab.experiments.trials import Failure
+from phasicrl.lab.sweeps import grid
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.system.machine import import_optional
-
-TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
-UNFINISHED = ("pending", "stopped")
-"""States of trials that can be trained."""
-SEEDS = (1, 2, 3)
-"""Default seeds of a sweep, for choosing settings."""
-_RESERVED = ("seed", "name", "output_dir", "log.console")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome of a finished trial, as in `outcome.json`.
-
-    Attributes:
-        state: `done` or `diverged`; in a search Optuna's `complete`, `pruned` or `fail`.
-        score: in a search, interquartile mean over the seeds of the return; else None.
-    """
-
-    state: str = "done"
-    score: float | None = None
 
 
 def make_sweep(
@@ -54,7 +34,7 @@ def make_sweep(
     presets: Sequence[str],
     *,
     values: Path | None = None,
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] = grid.SEEDS,
     total_env_steps: int | None = None,
     make_env: str | None = None,
 ) -> int:
@@ -75,7 +55,7 @@ def make_sweep(
         ValueError: values cannot be trained, the sweep would have seeds for choosing and seeds for
             reporting, or the directory has a search. Nothing is written then.
     """
-    if (directory / SEARCH).exists():
+    if (directory / grid.SEARCH).exists():
         raise ValueError(f"directory is {directory}, with a search; expected a new folder")
     lists = read_json(values) if values else {}
     if total_env_steps is not None:
@@ -83,67 +63,19 @@ def make_sweep(
     if make_env is not None:
         import_module(make_env.partition(":")[0])
         lists["env.id"] = [f"gymnasium:{make_env}"]
-    check_value_lists(lists)
-    arms = [arm for preset in presets for arm in make_grid(get_preset(preset), lists)]
-    used = [read_options(Config, path).seed for path in directory.glob(f"*/{TRIAL}")]
+    grid.check_value_lists(lists)
+    arms = [arm for preset in presets for arm in grid.make_grid(get_preset(preset), lists)]
+    used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL}")]
     trials.check_seeds_not_mixed(directory, [*used, *seeds])
     trials.check_trainable(arms)
-    new: dict[Path, Config] = {}
+    added = 0
     for (_, config), seed in itertools.product(arms, seeds):
         name = trials.make_trial_config(config, config.name, directory).name
-        path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / TRIAL
+        path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / grid.TRIAL
         if not path.exists():
-            new[path] = replace(config, seed=seed)
-    for path, config in new.items():
-        write_dataclass(path, config)
-    return len(new)
-
-
-def check_value_lists(values: Mapping[str, Any]) -> None:
-    """Check that the values of a sweep or search are a list for each option."""
-    for path, listed in values.items():
-        if not isinstance(listed, list) or not listed:
-            raise ValueError(f"{path} is {listed!r}; expected a list of values")
-
-
-def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
-    """Make an arm, name and configuration, for each combination of values.
-
-    Raises:
-        ValueError: values do not fit, or the module of an environment is not imported.
-    """
-    combinations = itertools.product(*values.values())
-    arms = [make_sweep_arm(base, dict(zip(values, each, strict=True))) for each in combinations]
-    for _, config in arms:
-        require_imported_modules(config)
-    return arms
-
-
-def make_sweep_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config]:
-    """Make an arm with these values of options, and name it by all but the environment.
-
-    Raises:
-        ValueError: an option is unknown or set by the sweep, or values do not fit together; the
-            message names the arm.
-    """
-    changes = {path: tuple(x) if isinstance(x, list) else x for path, x in values.items()}
-    words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
-    arm = " ".join([base.name, *words])
-    try:
-        if taken := [path for path in changes if path in _RESERVED]:
-            raise ValueError(f"{taken[0]} is set by the sweep; expected others. Leave it out")
-        config = base.with_updates(changes)
-    except ValueError as error:
-        raise ValueError(f"{arm}: {error}") from None
-    if config.init_from is not None:  # relative to the folder of this process
-        config = replace(config, init_from=str(Path(config.init_from).resolve()))
-    return arm, config
-
-
-def write_dataclass(path: Path, value: Any) -> None:
-    """Write a dataclass as a JSON file, and create its parent directory if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, value)
+            grid.write_dataclass(path, replace(config, seed=seed))
+            added += 1
+    return added
 
 
 def list_trials(directory: Path) -> list[Path]:
@@ -152,7 +84,7 @@ def list_trials(directory: Path) -> list[Path]:
     Raises:
         ValueError: the directory has no trials.
     """
-    folders = sorted(path.parent for path in directory.glob(f"*/{TRIAL}"))
+    folders = sorted(path.parent for path in directory.glob(f"*/{grid.TRIAL}"))
     if not folders:
         raise ValueError(
             f"{directory} has no trials; expected a sweep. `phasicrl sweep make` writes one."
@@ -186,14 +118,14 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        require_imported_modules(read_options(Config, folder / TRIAL))
-    if (directory / SEARCH).is_file():  # searches may come from somebody else
+        require_imported_modules(read_options(Config, folder / grid.TRIAL))
+    if (directory / grid.SEARCH).is_file():  # searches may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
-        search = read_options(Search, directory / SEARCH)
+        search = read_options(Search, directory / grid.SEARCH)
         importing = {"env", "env.id", "imports"} & search.values.keys()
-        make_grid(search.base, {path: search.values[path] for path in importing})
-    unfinished = (folder for folder in folders if read_trial_outcome(folder).state in UNFINISHED)
+        grid.make_grid(search.base, {path: search.values[path] for path in importing})
+    unfinished = (x for x in folders if read_trial_outcome(x).state in ("pending", "stopped"))
     if ray is None:
         train = partial(train_trial, threads=trials.get_threads_per_job(jobs))
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
@@ -211,32 +143,31 @@ def train_trial(folder: Path, *, threads: int | None = None) -> str:
     except ValueError:
         return "running"
     with closing(lock):
-        if not (folder / OUTCOME).is_file():
-            write_json(folder / OUTCOME, _train_locked(folder, threads))
-        return read_options(Outcome, folder / OUTCOME).state
+        if not (folder / grid.OUTCOME).is_file():
+            write_json(folder / grid.OUTCOME, _train_locked(folder, threads))
+        return read_options(grid.Outcome, folder / grid.OUTCOME).state
 
 
-def _train_locked(folder: Path, threads: int | None) -> Outcome:
+def _train_locked(folder: Path, threads: int | None) -> grid.Outcome:
     """Train or resume a trial locked by this process."""
-    if (folder.parent / SEARCH).is_file():
+    if (folder.parent / grid.SEARCH).is_file():
         from phasicrl.lab.sweeps.search import train_search_trial
 
         return train_search_trial(folder, threads=threads)
-    config = read_options(Config, folder / TRIAL)
+    config = read_options(Config, folder / grid.TRIAL)
     config = trials.make_trial_config(config, config.name, folder, threads=threads)
     run = trials.train_or_resume(config)
-    return Outcome("diverged" if "diverged" in run.card else "done")
+    return grid.Outcome("diverged" if "diverged" in run.card else "done")
 
 
 def _run_on_ray(
     folders: Iterable[Path], address: str, cpus: int, gpus: float
-) -> Iterator[tuple[Path, str | Failure]]:
+) -> Iterator[tuple[Path, str | trials.Failure]]:
     """Train each trial as a task of a Ray cluster, which restarts tasks of lost nodes."""
     ray = import_optional("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
-    options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
-    task = ray.remote(train_trial).options(**options)
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD")(train_trial)
     running = {task.remote(folder, threads=cpus): folder for folder in folders}
     try:
         while running:
@@ -244,7 +175,7 @@ def _run_on_ray(
             try:
                 outcome = ray.get(ended)
             except ray.exceptions.RayError as error:
-                outcome = Failure(str(error).strip().splitlines()[-1])
+                outcome = trials.Failure(str(error).strip().splitlines()[-1])
             yield running.pop(ended), outcome
     finally:
         for each in running:  # none, unless interrupted: then each saves its run
@@ -252,15 +183,15 @@ def _run_on_ray(
         ray.wait([*running], num_returns=len(running)) if running else None
 
 
-def read_trial_outcome(folder: Path) -> Outcome:
+def read_trial_outcome(folder: Path) -> grid.Outcome:
     """Read the outcome of a trial; without one, the state pending, running or stopped."""
-    if (folder / OUTCOME).is_file():
-        return read_options(Outcome, folder / OUTCOME)
+    if (folder / grid.OUTCOME).is_file():
+        return read_options(grid.Outcome, folder / grid.OUTCOME)
     try:
         RunLock(folder).close()
     except ValueError:
-        return Outcome("running")
-    return Outcome("stopped" if any(folder.glob("runs/*")) else "pending")
+        return grid.Outcome("running")
+    return grid.Outcome("stopped" if any(folder.glob("runs/*")) else "pending")
 
 
 class TrialStatus(NamedTuple):
@@ -296,7 +227,7 @@ def get_status(directory: Path) -> list[TrialStatus]:
     Raises:
         ValueError: the directory is not a sweep, or a file in it is damaged.
     """
-    configs = {folder: read_options(Config, folder / TRIAL) for folder in list_trials(directory)}
+    configs = {each: read_options(Config, each / grid.TRIAL) for each in list_trials(directory)}
     tasks = {folder: get_task(config.env.id, config) for folder, config in configs.items()}
     first, *others = [_list_changes(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))

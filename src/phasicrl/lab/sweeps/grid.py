@@ -1,0 +1,70 @@
+"""Files of a sweep's trials, and grids of configurations. Kind: effects (writes files)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from phasicrl import Config
+from phasicrl.config import format_value, require_imported_modules
+from phasicrl.config_io import write_json
+
+TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
+SEEDS = (1, 2, 3)
+"""Default seeds of a sweep, for choosing settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of a finished trial, as in `outcome.json`.
+
+    Attributes:
+        state: `done` or `diverged`; in a search Optuna's `complete`, `pruned` or `fail`.
+        score: in a search, interquartile mean over the seeds of the return; else None.
+    """
+
+    state: str = "done"
+    score: float | None = None
+
+
+def check_value_lists(values: Mapping[str, Any]) -> None:
+    """Check that the values of a sweep or search are a list for each option."""
+    for path, listed in values.items():
+        if not isinstance(listed, list) or not listed:
+            raise ValueError(f"{path} is {listed!r}; expected a list of values")
+
+
+def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
+    """Make an arm, name and configuration, for each combination of values, see `make_arm`."""
+    return [make_arm(base, dict(zip(values, x, strict=True))) for x in product(*values.values())]
+
+
+def make_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config]:
+    """Make an arm with these values of options, and name it by all but the environment.
+
+    Raises:
+        ValueError: an option is unknown or set by the sweep, or values do not fit together (the
+            message names the arm), or the module of an environment is not imported.
+    """
+    changes = {path: tuple(x) if isinstance(x, list) else x for path, x in values.items()}
+    words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
+    arm = " ".join([base.name, *words])
+    try:
+        if taken := [x for x in ("seed", "name", "output_dir", "log.console") if x in changes]:
+            raise ValueError(f"{taken[0]} is set by the sweep; expected others. Leave it out")
+        config = base.with_updates(changes)
+    except ValueError as error:
+        raise ValueError(f"{arm}: {error}") from None
+    if config.init_from is not None:  # relative to the folder of this process
+        config = replace(config, init_from=str(Path(config.init_from).resolve()))
+    require_imported_modules(config)
+    return arm, config
+
+
+def write_dataclass(path: Path, value: Any) -> None:
+    """Write a dataclass as a JSON file, and create its parent directory if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, value)
