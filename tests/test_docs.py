@@ -382,7 +382,3 @@ def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
     for name, text in (sources | TEXTS).items():
         for cited in CITED.findall(text):
             assert cited in known, f"{name} cites {cited}, which the page of sources has not"
-
-
-def test_the_readme_is_short() -> None:
-    assert len(TEXTS["README.md"].splitlines()) <= 120

@@ -19,14 +19,18 @@ PACKAGE = ROOT / "src" / "phasicrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION_LINES = 50
 READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "collect", "rollout")
-# Lines of code by part. The design allows 8,700, 3,600, 1,150, 500 and 20,000: lower these
-# with each cut.
+# The table of limits; code is counted in lines without docstrings, comments and blanks. The design
+# allows 8,700, 3,600, 1,150, 500, 400, 20,000, 5,000, 25,000 and 120: lower these with each cut.
 LIMITS = {
     "core": 8_684,
     "lab": 3_600,
     "reading path": 1_127,
-    "largest file": 482,
+    "file of options": 482,
+    "largest other file": 400,
     "tests": 19_984,
+    "benchmarks + tools": 5_000,
+    "words of docs": 25_000,
+    "lines of README": 120,
 }
 
 OPTIONAL_PACKAGES = {
@@ -102,15 +106,22 @@ def test_every_file_has_its_docstring_short_functions_and_few_imports():
 
 
 def test_every_part_stays_within_its_limit():
-    lines = {path: len(code_lines(path.read_text())) for path in SOURCES}
-    in_lab = {path for path in SOURCES if "lab" in path.relative_to(PACKAGE).parts}
-    tests = (ROOT / "tests").rglob("*.py")
+    def count(*paths: Path) -> int:
+        return sum(len(code_lines(path.read_text())) for path in paths)
+
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    written = [page.read_text() for page in pages if "reference" not in page.parts]
+    lab = count(*(PACKAGE / "lab").rglob("*.py"))
     found = {
-        "core": sum(lines[path] for path in lines if path not in in_lab),
-        "lab": sum(lines[path] for path in in_lab),
-        "reading path": sum(lines[PACKAGE / f"{name}.py"] for name in READING_PATH),
-        "largest file": max(lines.values()),
-        "tests": sum(len(code_lines(path.read_text())) for path in tests),
+        "core": count(*SOURCES) - lab,
+        "lab": lab,
+        "reading path": count(*(PACKAGE / f"{name}.py" for name in READING_PATH)),
+        "file of options": count(PACKAGE / "config.py"),
+        "largest other file": max(count(path) for path in SOURCES if path.name != "config.py"),
+        "tests": count(*(ROOT / "tests").rglob("*.py")),
+        "benchmarks + tools": count(*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tools/**/*.py")),
+        "words of docs": sum(len(text.split()) for text in written),
+        "lines of README": len(written[0].splitlines()),
     }
     assert not {part: found[part] for part in LIMITS if found[part] > LIMITS[part]}
 

@@ -18,45 +18,31 @@ PHASES, EWMA = "tests/test_phases.py -k", "tests/test_proximal.py -k"
 STEP = "            means.add(*step(minibatch, *coefficients))\n"
 FOLLOW = "            learner.update_proximal_policy(phase)\n"
 MUTANTS: tuple[tuple[str, str, str, str], ...] = (
-    (
-        "optimize.py", "(~apply_if).to(torch.float)", "torch.zeros(())",
-        "tests/faults/test_numerics.py",
-    ),
+    ("optimize.py", "(~apply_if).to(torch.float)", "torch.zeros(())",
+     "tests/faults/test_numerics.py"),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
     ("training/run.py", 'set_state(state["action_generator"])', "get_state()", RESUME),
     ("learner.py", '"reward_normalizer": self.reward_normalizer,', "", RESUME),
     ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
-    (
-        "learner.py", "optimize.restore_memory_layout_(optimizer)", "pass",
-        "tests/training/test_run.py -k images",
-    ),
+    ("learner.py", "optimize.restore_memory_layout_(optimizer)", "pass",
+     "tests/training/test_run.py -k images"),
     ("training/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
     ("envs/bridge.py", "self._lengths[ended] = 0", "pass", RESUME),
     ("runs/metrics.py", "self._file.truncate(self.size)", "pass", "tests/runs/test_metrics.py"),
-    (
-        "runs/checkpoint.py", "os.replace(temporary, final)",
-        "shutil.copytree(temporary, final)", SAVE,
-    ),
+    ("runs/checkpoint.py", "os.replace(temporary, final)",
+     "shutil.copytree(temporary, final)", SAVE),
     ("runs/checkpoint.py", "                fsync_path(folder)\n", "", SAVE),
     ("runs/checkpoint.py", "(folder)[:-keep]", "(folder)[:keep]", SAVE),
-    (
-        "runs/checkpoint.py", "digest != hash_file(path / file)", "False",
-        "tests/runs/test_checkpoint.py -k flipped_bit",
-    ),
+    ("runs/checkpoint.py", "digest != hash_file(path / file)", "False",
+     "tests/runs/test_checkpoint.py -k flipped_bit"),
     ("runs/checkpoint.py", 'if run_id and manifest["run"] != run_id:', "if False:", SAVE),
-    (
-        "runs/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
-        "tests/runs/test_lock.py",
-    ),
-    (
-        "runs/directory.py", "        if refused and not accept:\n", "        if False:\n",
-        "tests/faults/test_determinism.py -k changed",
-    ),
-    (
-        "training/run.py", "            self._save_on_exit()\n", "            pass\n",
-        "tests/training/test_interruption.py",
-    ),
+    ("runs/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+     "tests/runs/test_lock.py"),
+    ("runs/directory.py", "        if refused and not accept:\n", "        if False:\n",
+     "tests/faults/test_determinism.py -k changed"),
+    ("training/run.py", "            self._save_on_exit()\n", "            pass\n",
+     "tests/training/test_interruption.py"),
     ("phases.py", "_penalty(log_prob, proximal_", "_penalty(log_prob, old_", f"{EWMA} fraction"),
     ("phases.py", "_ratios(log_prob, proximal_", "_ratios(log_prob, old_", f"{EWMA} fraction"),
     ("phases.py", STEP + FOLLOW, FOLLOW + STEP, f"{EWMA} average"),
@@ -64,10 +50,8 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("phases.py", "(*samples.inputs, samples.action_mask)", "samples.inputs", f"{PHASES} masks"),
     ("phases.py", "(learner.is_auxiliary_phase_due or ", "(", f"{PHASES} statistics_count"),
     ("phases.py", "agent.value_normalizer.denormalize(value)", "value", f"{PHASES} units"),
-    (
-        "training/evaluation.py", "AgentInput(step.obs, ended, state,",
-        "AgentInput(step.obs, ended & False, state,", "tests/training/test_evaluate.py -k memory",
-    ),
+    ("training/evaluation.py", "AgentInput(step.obs, ended,",
+     "AgentInput(step.obs, ended & False,", "tests/training/test_evaluate.py -k memory"),
 )  # fmt: skip
 """A file of the package, what is there, what is put there, and the tests that have to fail."""
 
