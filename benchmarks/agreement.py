@@ -208,7 +208,7 @@ def run_all(given: dict[str, Path], folder: Path) -> list[Row]:
 def child(
     who: str, precision: str, folder: Path, path: str, numbers: list[str], ranks: int = 1
 ) -> None:
-    """Run one side in a process of its own, or in several.
+    """Run one side in a new process, or in several.
 
     Raises:
         SystemExit: it failed; with the end of its output.

@@ -43,7 +43,7 @@ TASKS = {
     "Acrobot": "--env.id envpool:Acrobot-v1 --total-env-steps 102_400",
 }
 AVERAGED = "--ppo.proximal-decay 0.8889 --ppo.advantage-decay 0.2"
-"""At the largest batch: eight steps old, as PPO's old policy is on average in 16 steps."""
+"""Options at the largest batch: eight steps old, as PPO's old policy in 16 steps on average."""
 ARMS = {
     "PPO-EWMA with the rules": (AVERAGED, True),
     "PPO, the same options": ("", False),

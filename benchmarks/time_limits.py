@@ -89,7 +89,7 @@ class Ring:
 
 
 class VecRing:
-    """The same with rsl_rl's interface: reset in the step, final observation lost."""
+    """`Ring` with rsl_rl's interface: reset in the step, final observation lost."""
 
     device, num_actions, max_episode_length, cfg = "cpu", 1, CELLS, None
 

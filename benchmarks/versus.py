@@ -81,12 +81,12 @@ class Contestant:
 
 
 def _ours(name: str, preset: str, fields: str, **more: Any) -> Contestant:
-    """Ours; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
+    """Describe ours; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
     return Contestant(name, "phasicrl", f"{preset} --seed {{seed}} {fields}", **more)
 
 
 def _sb3(name: str, task: str, settings: dict[str, Any], **more: Any) -> Contestant:
-    """SB3 on a task: back end, environment, number of environments, steps."""
+    """Describe SB3 on a task: back end, environment, number of environments, steps."""
     words = f"{task} {{seed}} {json.dumps(settings, separators=(',', ':'))}"
     return Contestant(name, "sb3", words, **more)
 
@@ -102,7 +102,7 @@ CLEANRL_CARTPOLE = {
     "clip_range_vf": 0.2, "ent_coef": 0.01, "vf_coef": 0.5,
     "max_grad_norm": 0.5, "learning_rate": 2.5e-4, "linear": ["learning_rate"],
 }  # fmt: skip
-"""The settings of CleanRL's ppo.py in SB3's words.
+"""Settings of CleanRL's ppo.py in SB3's words.
 
 Their default network is the same: two tanh layers of 64 for each of policy and value.
 """
@@ -112,7 +112,7 @@ CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {
     "learning_rate": 3e-4,
     "normalize": True,
 }
-"""The same of its ppo_continuous_action.py."""
+"""Settings of CleanRL's ppo_continuous_action.py in SB3's words."""
 ZOO_CARTPOLE = {
     "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
     "ent_coef": 0.0, "clip_range": 0.2, "learning_rate": 1e-3,
@@ -122,7 +122,7 @@ ZOO_CARTPOLE = {
 
 
 def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
-    """PPO on CartPole with the settings of CleanRL's ppo.py.
+    """Compare PPO on CartPole with the settings of CleanRL's ppo.py.
 
     All are set to the 500,000 steps of that script and stopped at the mark `ends`.
     """
@@ -147,7 +147,7 @@ def _purejaxrl(num_envs: int, total: int) -> Contestant:
 
 
 def _tensors(num_envs: int, total: int, fields: str = "", ends: int = -1) -> tuple[Contestant, ...]:
-    """The same with environments that are functions of tensors in both."""
+    """Compare PPO on CartPole with environments that are functions of tensors in both."""
     fields = f"--env.num-envs {num_envs} --compute.compile on {fields}"
     preset = "--tensors cpu compat-cleanrl-ppo"
     return (
@@ -157,7 +157,7 @@ def _tensors(num_envs: int, total: int, fields: str = "", ends: int = -1) -> tup
 
 
 def _on_envpool(theirs: Contestant, *, flags: str = "", memory_kept: bool = False) -> Contestant:
-    """A script of CleanRL on our environments; also with freed memory kept, as ours keeps it."""
+    """Describe a script of CleanRL on our environments, as it is or keeping freed memory."""
     name = theirs.name + ", memory kept" * memory_kept
     words = f"{'--keep-memory ' * memory_kept}--envpool {theirs.words} {flags}"
     return replace(theirs, name=name, words=words)
@@ -176,7 +176,7 @@ def _procgen_ppo(total: int, fields: str, begins: int) -> tuple[Contestant, ...]
 def _procgen_ppg(
     total: int, fields: str, begins: int, precisions: dict[str, str]
 ) -> tuple[Contestant, ...]:
-    """PPG on Procgen with one network, as CleanRL has it, and with two, in some precisions.
+    """Compare PPG on Procgen with one network, as CleanRL has it, and with two.
 
     Ours ends with the iteration before the last, because nothing is distilled after the last one;
     CleanRL's marks an iteration before it distills, so that two marks have one auxiliary phase

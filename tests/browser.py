@@ -18,9 +18,9 @@ needs_chromium = pytest.mark.skipif(
 
 
 def in_a_browser(page: Path, probe: str, folder: Path, *, width: int, dark: bool = False) -> Any:
-    """What a script finds in a page on a screen of that width.
+    """Return what a script finds in a page on a screen of that width.
 
-    The script has the page as `page` and its window as `view`; `found` is what it hands back.
+    The script has the page as `page` and its window as `view`, and leaves its result in `found`.
     """
     script = html.escape(
         "const view = this.contentWindow, page = this.contentDocument; let found;"

@@ -1,7 +1,7 @@
-"""What every test gets: runs that it opened are closed when it ends. And the table of faults.
+"""Fixtures of every test, which close the runs that it opened, and the table of faults.
 
-`--faults full --fault-table FILE` injects every fault of tests/faults and writes what held, and of
-which commit.
+`--faults full --fault-table FILE` injects every fault of tests/faults and writes what held, with
+the commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests import helpers
 pytest_plugins = ["tests.rerun"]
 
 _FAULTS: list[tuple[str, str, int, int]] = []
-"""Of each test of a fault: its id, what it is, how many were tried, how many held."""
+"""Faults of the tests: id, description, number of tries, number that held."""
 
 
 _SHAPES = (
@@ -55,7 +55,7 @@ def _skip_slow_calls() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _signals_are_given_back() -> Iterator[None]:
-    """A handler that a test leaves behind would swallow the signals of later tests."""
+    """Fail a test that leaves signal handlers behind, which would swallow later signals."""
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in watched}
     yield
@@ -68,7 +68,7 @@ def _signals_are_given_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """What a test draws from PyTorch does not depend on the tests before it."""
+    """Seed PyTorch, so that no test depends on those before it."""
     torch.manual_seed(0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):
-    """Walk right along a line of cells: reward 1 at the end, which terminates.
+    """Line of cells to walk right: reward 1 at the end, which terminates.
 
     After `limit` steps the episode is truncated.
     """

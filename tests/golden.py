@@ -52,12 +52,10 @@ class Image(gym.Env[np.ndarray, np.int64]):
 
 
 class Echo(gym.Env[Any, Any]):
-    """Give back what was shown.
+    """Reward for giving back the number that was shown.
 
-    Actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
-
-    It is shown in the first of five steps only. Every second episode is truncated, the others
-    terminate.
+    Actions of any kind, seen as numbers or (`tree`) as parts, with masks or without. It is shown in
+    the first of five steps only. Every second episode is truncated, the others terminate.
     """
 
     def __init__(self, actions: Any, *, tree: bool = False, masked: bool = False) -> None:
@@ -184,7 +182,7 @@ SHORT_RUNS: dict[str, tuple[dict[str, Any], MakeEnv]] = {
 
 
 def runs(folder: Path) -> dict[str, Case]:
-    """The runs, by name."""
+    """Return the runs, by name."""
     short_runs = {
         name: (short(folder, changes, ppg=name.startswith("ppg")), make_env)
         for name, (changes, make_env) in SHORT_RUNS.items()
@@ -193,7 +191,7 @@ def runs(folder: Path) -> dict[str, Case]:
 
 
 def basic_runs(folder: Path) -> dict[str, Case]:
-    """PPO and PPG on numbers and images, with each of the value paths."""
+    """Return PPO and PPG on numbers and images, with each of the value paths."""
     ppo = tiny(folder, total_env_steps=160)
     shared = ppo.with_updates({**NO_REWARD_NORM, **SHARED, "model.init": "orthogonal"})
     clipped = shared.with_updates({
@@ -220,14 +218,14 @@ def basic_runs(folder: Path) -> dict[str, Case]:
 
 
 def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config:
-    """Three iterations; of PPG an auxiliary phase follows the second one."""
+    """Shorten a run to three iterations; in PPG an auxiliary phase follows the second one."""
     config = tiny(folder, aux=tiny_aux() if ppg else None, total_env_steps=96)
     memory = {"model.memory_size": 6} if "model.memory" in changes else {}
     return config.with_updates({"ppo.max_grad_norm": 0.5, **memory, **changes})
 
 
 def measure(config: Config, make_env: MakeEnv) -> list[dict[str, float]]:
-    """Finite metrics of every iteration, without those of the clock, and sums of the weights."""
+    """Return the finite metrics of every iteration, without times, and sums of the weights."""
     rows: list[dict[str, float]] = []
     run = train(config, make_env=make_env, callbacks=lambda _, record: rows.append(dict(record)))
     weights = run.agent.state_dict().items()

@@ -1,4 +1,4 @@
-"""What the package changes in its process: `main` fails if anything.
+"""Check that the package leaves its process as it was: `main` fails if anything changed.
 
 Runs in a process of its own: pytest, its plugins and beartype change the process, too.
 """
@@ -70,12 +70,12 @@ def unchanged(what: str) -> Iterator[None]:
 
 
 def fail(*_: object) -> None:
-    """A function of the user's fails."""
+    """Fail, as a user's function may."""
     raise KeyError("the tracker is full")
 
 
 def interrupt(*_: object) -> None:
-    """A signal comes in an iteration."""
+    """Send a signal in an iteration."""
     signal.raise_signal(signal.SIGTERM)
 
 

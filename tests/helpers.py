@@ -76,17 +76,17 @@ TINY = Config(name="tiny", seed=3, total_env_steps=128).with_updates({
 
 
 def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Config:
-    """Four corridors, rollouts of eight steps; a run of it takes a fraction of a second."""
+    """Return a run of four corridors with rollouts of eight steps, which takes under a second."""
     return replace(TINY.with_updates({"output_dir": str(tmp_path), "aux": aux or OFF}), **changes)
 
 
 def tiny_aux(**changes: Any) -> AuxConfig:
-    """An auxiliary phase after every second rollout of `tiny`."""
+    """Return an auxiliary phase after every second rollout of `tiny`."""
     return replace(AuxConfig(every=2, epochs=2, num_minibatches=2), **changes)
 
 
 def read_film(path: Path, height: int, width: int) -> np.ndarray:
-    """All frames of a film, `[N, height, width, 3]`."""
+    """Return all frames of a film, `[N, height, width, 3]`."""
     import imageio_ffmpeg
 
     program, raw = imageio_ffmpeg.get_ffmpeg_exe(), ("-f", "rawvideo", "-pix_fmt", "rgb24", "-")
@@ -100,13 +100,13 @@ OPENED: list[Run] = []
 
 
 def open_run(config: Config) -> Run:
-    """A run on corridors that is closed at the end of the test."""
+    """Start a run on corridors, and close it at the end of the test."""
     OPENED.append(start_run(config, make_env=corridor))
     return OPENED[-1]
 
 
 def look_up(name: str) -> Any:
-    """What pages call by a dotted name: `phases.policy_phase`, `models.agent.Agent.forward`.
+    """Find a dotted name of the package, such as `phases.policy_phase`.
 
     Raises:
         ImportError, AttributeError: there is nothing of that name in the package.
@@ -128,7 +128,7 @@ class Clock:
         return self.now
 
     def wait(self, seconds: float) -> None:
-        """In place of `time.sleep`."""
+        """Stand in for `time.sleep`."""
         self.now += seconds
 
 
@@ -152,7 +152,7 @@ def run_here(items: Iterable[Any], work: Callable[[Any], Any], *, jobs: int = 1)
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process still runs; a zombie does not. Linux only."""
+    """Return true if a process still runs and is no zombie; Linux only."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -161,11 +161,11 @@ def is_there(pid: int) -> bool:
 
 
 TRAIN = (sys.executable, "-m", "phasicrl", "train", "classic-ppo", "--log.no-tensorboard")
-"""A training as a process of its own, on the preset's own task."""
+"""Command that trains on the preset's own task."""
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Paths at which two trees differ by a bit."""
+    """Yield the paths at which two trees differ by a bit."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         same = one.dtype == other.dtype and one.shape == other.shape
         if not same or one.numpy().tobytes() != other.numpy().tobytes():
@@ -196,7 +196,7 @@ def stop_at(iteration: int) -> Callable[[Run, Any], Any]:
 
 
 def rows_of(files: RunDirectory) -> list[dict[str, float]]:
-    """A run's rows of metrics, without times: equal runs have equal rows."""
+    """Return a run's rows of metrics, without times: equal runs have equal rows."""
     times = ("charts/SPS", "wall_time")
     return [
         {name: v for name, v in row.items() if not name.startswith("time/") and name not in times}

@@ -60,7 +60,7 @@ def start_ranks(folder: Path, size: int, task: Callable[..., Any], *args: Any) -
 
 
 def ended(processes: list[BaseProcess], *, seconds: float = 300.0) -> list[int | None]:
-    """The exit codes of processes, once they have ended; those that do not are killed."""
+    """Wait for processes, kill those that do not end, and return the exit codes."""
     for process in processes:
         process.join(seconds)
         process.kill()
@@ -76,13 +76,13 @@ def run_ranks(folder: Path, size: int, task: Callable[..., None], *args: Any) ->
 
 
 def _order(samples: Samples, number: int, rank: int, size: int) -> Tensor:
-    """A random order of `size` things for the call of this number in one process."""
+    """Return a random order of `size` things for the call of this number in one process."""
     return torch.randperm(size, generator=Generator().manual_seed(1000 * number + rank))
 
 
 @contextmanager
 def same_minibatches(config: Config, processes: int, rank: int | None) -> Iterator[None]:
-    """Deal out the same minibatches in one process as in several.
+    """Draw the same minibatches in one process as in several.
 
     Each of several draws an order of its own data. The one puts their parts of each minibatch one
     after the other.
@@ -134,7 +134,7 @@ def make_lost(num_envs: int) -> TensorEnvs:
 
 
 def case(folder: Path, name: str) -> golden.Case:
-    """Configuration and environment of one of the runs."""
+    """Return the configuration and the environment of one of the runs."""
     config, make_env = golden.runs(folder)[(REMEMBERING | LOST).get(name, name)]
     if name in REMEMBERING:
         config = config.with_updates({"model.memory": "lstm", "model.memory_size": 6})

@@ -1,4 +1,4 @@
-"""How deep a step is, how many files an iteration enters, where a metric is made."""
+"""Depth of a gradient step, files of an iteration, and places of metrics."""
 
 from __future__ import annotations
 
@@ -61,17 +61,16 @@ def test_a_gradient_is_three_frames_below_the_algorithm(tmp_path: Path) -> None:
 
 
 def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
-    """Of the trainer itself.
+    """Count the trainer's files only.
 
-    Environments, networks, the run and the world of processes are given to it, and what they
-    call is theirs.
+    Environments, networks, the run and the processes are passed to it; their calls are not counted.
     """
     config = tiny(tmp_path, reward_norm=RewardNormConfig(per="none"), total_env_steps=64)
     run, entered = open_run(config), set[str]()
     given = ("envs/", "models/", "runs/", "training/", "distributed.py")
 
     def in_package(frame: FrameType | None) -> str:
-        """The file of the nearest frame of ours, as `room/module.py`; empty where there is none."""
+        """Return the file of the nearest frame of ours, as `room/module.py`, or nothing."""
         while frame is not None and not frame.f_code.co_filename.startswith(str(PACKAGE)):
             frame = frame.f_back
         return "" if frame is None else str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
@@ -146,7 +145,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 
 def named_on_the_page() -> list[str]:
-    """Dotted names of ours: in backticks, and in the drawing."""
+    """Return our dotted names on the page: in backticks, and in the drawing."""
     text = PAGE.read_text()
     drawing = re.search(r"```\n(.*?)```", text, re.S)
     assert drawing is not None

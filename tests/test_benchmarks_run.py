@@ -34,7 +34,7 @@ SHORT = "--total-env-steps 64 --env.num-envs 4 --ppo.num-steps 16 --model.hidden
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    """The program that a test is named after."""
+    """Return the program that a test is named after."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module(request.node.name.removeprefix("test_"))
 
@@ -45,7 +45,7 @@ def run(script: ModuleType, *words: object) -> None:
 
 
 def columns(path: Path, *names: str) -> list[set[str]]:
-    """The values in some columns of a table, in which every row has the commit of this code."""
+    """Return some columns of a table, in which every row has the commit of this code."""
     rows = rows_of(path)
     made = (find_commit() or "unknown").removesuffix("-dirty")
     assert {row["commit"].removesuffix("-dirty") for row in rows} == {made}
@@ -147,7 +147,7 @@ def test_time_limits(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def record_simulators(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """The classes that the program trains on."""
+    """Record the classes that the program trains on."""
     kinds, train = list[type](), script.train
 
     def record(config: Any, make_vector_env: type, **others: Any) -> Any:
@@ -159,7 +159,7 @@ def record_simulators(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def assert_importable(kinds: list[type]) -> None:
-    """`torch.compile` finds methods of a class by its module."""
+    """Check that `torch.compile` finds the methods of a class by its module."""
     assert kinds
     assert all(getattr(sys.modules[each.__module__], each.__name__) is each for each in kinds)
 

@@ -30,7 +30,7 @@ VECTOR, IMAGE = Box(0, 1, (2,), np.float32), {"model.encoder": "impala", "model.
 
 
 class Lamp(gym.Env[Any, Any]):
-    """Has episodes of one step; its parts are changed by `lamp`."""
+    """Environment with episodes of one step; `lamp` changes its parts."""
 
     observation_space: Any = VECTOR
     action_space: Any = Discrete(2)
@@ -259,7 +259,7 @@ def image(high: float = np.inf, low: float = 0, dtype: Any = np.float32) -> Any:
 
 
 def fill(value: float, space: Any) -> Any:
-    """Images of one value, beside zeros."""
+    """Return images of one value, beside zeros."""
     if isinstance(space, gym.spaces.Dict):
         return {key: fill(value, part) for key, part in space.spaces.items()}
     return np.full(space.shape, value * (len(space.shape) == 3), space.dtype)

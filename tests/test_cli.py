@@ -32,11 +32,11 @@ SMALL = [
 
 
 UNNAMED = partial(corridor)
-"""Has no `__name__`, as functions have."""
+"""Callable that has no `__name__`, unlike a function."""
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
-    """The error of a command, on one line without tyro's box."""
+    """Return the error of a command, on one line without tyro's box."""
     try:
         assert main(list(words)) == code
     except SystemExit as stop:
@@ -326,7 +326,7 @@ def test_resume_auto_continues_the_run_of_the_same_seed(
     words = ["classic-ppo", *SMALL, "--log.console", "off", "--output-dir", str(tmp_path)]
 
     def runs() -> dict[int, int]:
-        """Rows of metrics by seed; there is one run of each."""
+        """Return the rows of metrics by seed; there is one run of each."""
         found = [RunDirectory(path) for path in tmp_path.iterdir()]
         assert len({files.config.seed for files in found}) == len(found)
         return {files.config.seed: len(files.metrics()) for files in found}
@@ -343,7 +343,7 @@ def test_resume_auto_continues_the_run_of_the_same_seed(
 
 @pytest.mark.long
 def test_a_reader_that_goes_away_ends_no_run(tmp_path: Path) -> None:
-    """As in `phasicrl train … | head -1`."""
+    """`phasicrl train … | head -1` closes the pipe early."""
     words = [*TRAIN, *SMALL, "--log.console", "plain", "--output-dir", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

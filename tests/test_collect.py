@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 
 
 def timeline(num_steps: int = K * T) -> list[list[Cell]]:
-    """The script as cells, `[B][num_steps]`."""
+    """Return the script as cells, `[B][num_steps]`."""
     rows: list[list[Cell]] = []
     for env, ends in enumerate(SCRIPT):
         row, episode, step = [], 0, 0
@@ -61,7 +61,7 @@ def timeline(num_steps: int = K * T) -> list[list[Cell]]:
 
 
 def reward_of(env: int, episode: int, step: int, action: int) -> float:
-    """Exact in float32."""
+    """Return the reward of a cell, exact in float32."""
     return 64 * env + 8 * episode + step - action / 4
 
 
@@ -119,7 +119,7 @@ class Scripted:
 
 
 class Masked(Scripted):
-    """Allow the action of the environment's number, and that of the step modulo four."""
+    """Masks that allow the environment's number, and the step modulo four."""
 
     mask_size = 4
 
@@ -155,7 +155,7 @@ def make_collector(
 
 
 def collect(collector: Collector, num_rollouts: int = K, *, update: bool = False) -> list[Rollout]:
-    """Rollouts one after the other; `update` begins the observation statistics with the first."""
+    """Collect rollouts; `update` begins the observation statistics with the first."""
     buffer = PhaseBuffer(
         num_rollouts, B, T, obs_shape=(3,), obs_dtype=torch.float32, action_shape=(),
         action_dtype=torch.int64, state_size=collector.agent.state_size,
@@ -170,7 +170,7 @@ def collect(collector: Collector, num_rollouts: int = K, *, update: bool = False
 
 
 def joined(rollouts: list[Rollout]) -> dict[str, Tensor]:
-    """Every field of the rollouts as if they were one, `[B, K·T, …]`."""
+    """Join every field of the rollouts, `[B, K·T, …]`."""
     slots = [rollout.tensors() for rollout in rollouts]
     del slots[0]["reward_scale"]  # the learner writes it
     return {name: torch.cat([slot[name] for slot in slots], dim=1) for name in slots[0]}
@@ -178,14 +178,14 @@ def joined(rollouts: list[Rollout]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def value_of(agent: Agent, obs: list[list[tuple[int, int, int]]]) -> Tensor:
-    """V of observations `[B][n]`, each without a past."""
+    """Return V of observations `[B][n]`, each without a past."""
     flat, first = torch.tensor(obs, dtype=torch.float32).view(-1, 1, 3), torch.zeros(1, 1) > 0
     return agent.value(flat, first.expand(len(flat), 1), agent.initial_state(len(flat))).view(B, -1)
 
 
 @torch.no_grad()
 def step_by_step(agent: Agent, num_steps: int) -> dict[str, Tensor]:
-    """Value, next value `[B, n]`, and memory state before each step `[B, n, H]`, one by one."""
+    """Return value and next value `[B, n]`, and memory state before each step `[B, n, H]`."""
     found: dict[str, list[Tensor]] = {"value": [], "next_value": [], "state": []}
 
     def inputs(obs: tuple[int, int, int], state: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -67,9 +67,9 @@ def test_presets_take_a_memory_without_another_option(tmp_path: Path, name: str)
 
 
 def slow_losses(run: Run, old_dist_params: torch.Tensor) -> list[float]:
-    """KL, auxiliary and real value loss of the whole phase, step by step.
+    """Compute KL, auxiliary and real value loss of the whole phase, step by step.
 
-    State carried by hand, reset by hand, masks by hand.
+    State is carried and reset by hand, and masks are applied by hand.
     """
     agent, rollouts, totals = run.agent, run.buffer.rollouts, torch.zeros(3)
     assert rollouts.action_mask is not None

@@ -201,7 +201,7 @@ CODES = (
     "OPPG", "ppo-ewma", "Baselines", "Spinning Up", "CleanRL", "SB3", "contrib", "Tianshou",
     "Acme", "rsl_rl",
 )  # fmt: skip
-"""As docs/reference/sources.md calls them."""
+"""Names of code bases in docs/reference/sources.md."""
 KNOWN_SOURCE = re.compile(
     r"PP[OG] paper|source 00[0-4]|et al\. \d{4}|Williams 1992|Gymnasium|\(ours\)"
     rf"|{'|'.join(CODES)}"
@@ -230,7 +230,7 @@ def test_other_options_have_their_source_in_the_sentence_of_their_group() -> Non
 
 
 def named(text: str) -> set[str]:
-    """The papers, codes and sources that a text names."""
+    """Return the papers, codes and sources that a text names."""
     text = text.replace("sources 003, 004", "source 003, source 004")
     people = r"(?:van )?[A-Z][a-z]+(?= et al\. \d{4}| (?:& \w+ )?\d{4})"
     return set(re.findall(rf"PP[OG] paper|source 00[0-4]|Huang|{people}|{'|'.join(CODES)}", text))

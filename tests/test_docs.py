@@ -46,7 +46,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 ADDRESSES = ("https://arxiv.org/abs/", "https://doi.org/10.", "https://github.com/")
-"""Of papers and of code: all that a page links to."""
+"""Beginnings of allowed links: papers and code."""
 
 
 def test_links_lead_somewhere() -> None:
@@ -77,14 +77,14 @@ def test_names_of_code_exist() -> None:
 
 
 def prose(text: str) -> str:
-    """A page without its code blocks, in which `#` begins a comment and brackets are no links."""
+    """Return a page without its code blocks, which have comments and brackets of their own."""
     return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub calls the headings of a page: small letters, hyphens for blanks, no punctuation.
+    """Return the anchors of a page's headings, as GitHub makes them.
 
-    A name that was there gets a number.
+    A repeated name gets a number.
     """
     found: list[str] = []
     for heading in re.findall(r"^#+ +(.+?) *#*$", prose(text), flags=re.M):
@@ -97,7 +97,7 @@ def anchors(text: str) -> set[str]:
 
 
 def blocks(language: str, text: str) -> list[str]:
-    """The code blocks of a page in one language."""
+    """Return the code blocks of a page in one language."""
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
@@ -113,14 +113,14 @@ def test_what_pages_import_is_in_the_python_reference() -> None:
 
 
 def shell_lines(text: str) -> list[str]:
-    """The lines of a page's blocks of shell code, continued lines in one."""
+    """Return the lines of a page's shell blocks, with continued lines joined."""
     return "\n".join(blocks("sh", text)).replace("\\\n", " ").splitlines()
 
 
 def commands(page: str) -> list[list[str]]:
-    """The words of each command of a page, of its code blocks and of its prose.
+    """Return the words of each command in the code blocks and the prose of a page.
 
-    The changelog has none: it names what there was.
+    The changelog has none: it names removed commands.
     """
     text = TEXTS[page] if page != "CHANGELOG.md" else ""
     inline = re.findall(r"`(phasicrl [^`]+)`", prose(text).replace("\n", " "))
@@ -138,11 +138,11 @@ def own_commands(page: str) -> list[list[str]]:
 
 
 class Parsed(Exception):
-    """A command was understood; nothing was done."""
+    """Sign that a command was understood; nothing was done."""
 
 
 def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the command line takes these words, up to where something would be done."""
+    """Return true if the command line accepts these words; nothing is run."""
 
     def parse(function: Any, *given: Any) -> None:
         def stop(*_: Any, **__: Any) -> None:
@@ -184,7 +184,7 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
 
 
 def programs(text: str) -> list[list[str]]:
-    """The commands of a page that start a program of ours."""
+    """Return the commands of a page that start a program of ours."""
     lines = [line for line in shell_lines(text) if re.match("python (benchmarks|tools)/", line)]
     lines += re.findall(r"`(python (?:benchmarks|tools)/[^`]+)`", prose(text).replace("\n", " "))
     return [shlex.split(line, comments=True)[1:] for line in lines]
@@ -223,11 +223,11 @@ def test_commands_of_programs_are_understood(monkeypatch: pytest.MonkeyPatch) ->
 
 
 EXAMPLES = [path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))]
-"""tests/test_examples.py runs them."""
+"""Texts of the examples, which tests/test_examples.py runs."""
 
 
 def is_of_an_example(block: str) -> bool:
-    """Whether the lines of a block follow each other in an example, whatever their indentation."""
+    """Return true if an example has these lines in this order, whatever their indentation."""
     lines = [line.strip() for line in block.splitlines()]
     return any(
         example[at : at + len(lines)] == lines
@@ -237,7 +237,7 @@ def is_of_an_example(block: str) -> bool:
 
 
 def needs_another_package(block: str) -> bool:
-    """Whether a block imports what is not installed, such as the code of others."""
+    """Return true if a block imports what is not installed, such as the code of others."""
     modules = re.findall(r"^(?:from|import) (\w+)", block, flags=re.M)
     return any(importlib.util.find_spec(module) is None for module in modules)
 
@@ -293,7 +293,7 @@ def test_ray_starts_the_processes_of_a_run(tmp_path: Path) -> None:
 
 @pytest.fixture
 def patched(tmp_path: Path) -> Path:
-    """A copy of the code with the new loss of the page."""
+    """Copy the code, with the new loss of the page."""
     (diff,) = blocks("diff", TEXTS["docs/customize.md"])
     shutil.copytree(ROOT / "src", tmp_path / "src")
     subprocess.run(["git", "apply", "-"], input=diff, text=True, check=True, cwd=tmp_path)

@@ -13,7 +13,7 @@ from phasicrl.episodes import EpisodeStatistics
 
 
 def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
-    """Steps of a single environment: reward, and whether the episode ends."""
+    """Add steps of a single environment: reward, and whether the episode ends."""
     reward, ended = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))
     episodes.update({"reward": reward, "terminated": ended, "ended": ended})
 
@@ -33,7 +33,7 @@ def test_a_report_clears_what_it_reported_but_keeps_the_window() -> None:
 
 
 def added_up(reward: Tensor, ended: Tensor) -> list[float]:
-    """Returns of finished episodes in the order of their ends, by plain additions of Python's."""
+    """Return the returns of finished episodes in order of their ends, by plain additions."""
     so_far, finished = [0.0] * reward.shape[1], []
     for rewards, ends in zip(reward.tolist(), ended.tolist(), strict=True):
         for env, (number, end) in enumerate(zip(rewards, ends, strict=True)):

@@ -1,6 +1,6 @@
-"""What the `compat-` presets reproduce, each against the original's arithmetic written out again.
+"""The `compat-` presets against the originals' arithmetic, written out again.
 
-Slowly, step by step, from its definition.
+Each rule is computed slowly, step by step, from its definition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOW, HIGH = np.array([-0.5, 0.0], np.float32), np.array([0.25, 2.0], np.float32)
 
 
 class Slider(gym.Env[np.ndarray, np.ndarray]):
-    """Push a point along a line.
+    """Line along which a point is pushed.
 
     Episodes of five steps, which terminate, alternate with episodes of seven, which are truncated.
     """
@@ -63,7 +63,7 @@ class Slider(gym.Env[np.ndarray, np.ndarray]):
 
 
 def small(name: str, tmp_path: Path, **changes: Any) -> Config:
-    """A preset on one slider, with rollouts of 64 steps."""
+    """Return a preset on one slider, with rollouts of 64 steps."""
     return get_preset(name).with_updates({
         "env.id": "slider", "ppo.num_steps": 64, "output_dir": str(tmp_path), "log.console": "off",
         "log.tensorboard": False, "compute.device": "cpu", "compute.compile": "off",
@@ -72,7 +72,7 @@ def small(name: str, tmp_path: Path, **changes: Any) -> Config:
 
 
 def opened(config: Config, env: gym.Env[Any, Any] | None = None) -> Run:
-    """A run on a slider that is closed at the end of the test."""
+    """Start a run on a slider, and close it at the end of the test."""
     OPENED.append(start_run(config, make_env=Slider if env is None else lambda: env))
     return OPENED[-1]
 
@@ -105,7 +105,7 @@ def test_environments_get_clipped_actions_and_policies_draws(name: str, tmp_path
 
 
 def finished_paths(rollout: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages, not normalized, and rewards-to-go, by Spinning Up's definition, sum by sum."""
+    """Return raw advantages and rewards-to-go by Spinning Up's definition, sum by sum."""
     reward, value, next_value = (
         getattr(rollout, name)[0].double().numpy() for name in ("reward", "value", "next_value")
     )
@@ -164,7 +164,7 @@ def test_value_targets_by_hand(tmp_path: Path) -> None:
 
 
 def spinning_up_update(agent: Agent, samples: PolicySamples, target: Tensor, config: Config) -> int:
-    """Spinning Up's `update`; returns the number of policy steps.
+    """Run Spinning Up's `update`; returns the number of policy steps.
 
     Up to 80 policy steps, with the divergence checked before each, then 80 value steps.
     """
@@ -230,7 +230,7 @@ def test_the_divergence_after_an_epoch_by_hand(estimate: str, tmp_path: Path) ->
 
 
 def scaled_as_gymnasium(reward: np.ndarray, terminated: np.ndarray, gamma: float) -> list[float]:
-    """Gymnasium's rule from 0.27 on, for one environment.
+    """Scale rewards by Gymnasium's rule from 0.27 on, for one environment.
 
     The return is dropped in the very step that terminates, and nowhere else.
     """
@@ -260,7 +260,7 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
 
 
 def written_loss(run: Run, samples: PolicySamples, *, ddof: int) -> float:
-    """CleanRL's, Baselines' or SB3's loss of one minibatch, number by number."""
+    """Compute CleanRL's, Baselines' or SB3's loss of one minibatch, number by number."""
     ppo, columns = run.config.ppo, range(2)
     parameters = compute_dist_params(run, samples)[:, 0].tolist()
     values = run.agent.value(samples.obs, samples.first, samples.state)[:, 0].tolist()
@@ -327,7 +327,7 @@ def test_compatible_presets_compute_in_fp32(name: str) -> None:
 
 
 def rates_of(run: Run, config: Config) -> list[float]:
-    """The policy's step size in each iteration with this configuration, by the loop's own rule."""
+    """Return the policy's learning rate in each iteration, by the loop's own rule."""
     learner, env_steps, rates = run.learner, 0, []
     learner.config, learner.env_steps = config, 0
     while env_steps < config.budget:

@@ -1,7 +1,7 @@
-"""What must hold on a GPU, by tests that run on the CPU as well.
+"""Requirements on a GPU, in tests that run on the CPU as well.
 
-The same bodies on both, so that they are known to work before there is a GPU. `benchmarks/gpu.py`
-runs the GPU's half of this file.
+Both run the same bodies, so that they are known to work before there is a GPU.
+`benchmarks/gpu.py` runs the GPU's half of this file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Precision = Literal["fp32", "bf16"]
 
 @pytest.fixture
 def _exact() -> Iterator[None]:
-    """Convolutions in float32, not TF32, which a GPU takes as a rule.
+    """Compute convolutions in float32, not TF32, a GPU's default.
 
     Rounding to 10 bits would hide mistakes.
     """
@@ -73,7 +73,7 @@ NETWORK = {
 
 
 def images(folder: Path, **changes: Any) -> Config:
-    """PPG on tiny images by a tiny IMPALA network, whose weights lie in channels_last."""
+    """Return PPG on tiny images with a tiny IMPALA network, whose weights are channels_last."""
     return setting(folder, **{**NETWORK, **changes})
 
 
@@ -119,7 +119,7 @@ def test_what_is_uploaded_arrives_in_any_layout_and_kind(device: str, values: to
 
 @pytest.mark.parametrize("device", [GPU])
 def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
-    """The same memory is written to again while the GPU is still busy with something else."""
+    """Write to the memory again while the GPU is still busy with something else."""
     executor, matrix = Executor(Plan(device=device)), torch.randn(4096, 4096, device=device)
     values, found = torch.zeros(1_000_000), []
     for number in range(20):
@@ -139,7 +139,7 @@ def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Pat
 
 
 def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
-    """A run that was stopped after three iterations, within its second phase, and saved."""
+    """Save a run that was stopped after three iterations, within its second phase."""
 
     class Stop(Exception):
         pass
@@ -205,7 +205,7 @@ PROCGEN = [
     ("cpu", "procgen-ppg", "bf16"),
     *(pytest.param("cuda", *choice, marks=GPU.marks) for choice in PRESETS),
 ]
-"""On the CPU tests/test_procgen.py has more."""
+"""Cases on Procgen; tests/test_procgen.py has more on the CPU."""
 
 
 @pytest.mark.parametrize(("device", "preset", "precision"), PROCGEN)

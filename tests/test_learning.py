@@ -92,11 +92,10 @@ def test_a_long_code_needs_masks_and_memory(
 
 
 class Recall(gym.Env[np.ndarray, np.ndarray]):
-    """A number is shown once and must be given back in each of the four steps after it.
+    """Task of memory: a number is shown once and is to be given back in the next four steps.
 
-    A point for each, less the distance.
-
-    Without a memory nothing is better than zero, whose mean distance is ½: two points of four.
+    A point for each, less the distance. Without a memory nothing is better than zero, whose mean
+    distance is ½: two points of four.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -17,7 +17,7 @@ from tests.test_spaces import ACTIONS, Dict, MultiDiscrete
 
 
 def mask_tree(space: Any, flat: list[np.ndarray], nested: bool) -> Any:
-    """Masks of the components, taken from the front of `flat`, in the structure of the space."""
+    """Return masks of the components, from the front of `flat`, in the structure of the space."""
     if isinstance(space, Dict):
         return {key: mask_tree(part, flat, nested) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):

@@ -25,7 +25,7 @@ def updated(moments: Any, *batches: Any) -> Any:
 
 
 def mixture_moments(batches: list[np.ndarray], decay: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of all samples, with weights decay^age / size of their batch."""
+    """Return mean and variance of all samples, with weights decay^age / size of their batch."""
     ages = zip(range(len(batches))[::-1], batches, strict=True)
     weights = np.concatenate([np.full(len(x), decay**age / len(x)) for age, x in ages])
     whole = np.concatenate(batches)
@@ -162,7 +162,7 @@ BOTH = pytest.mark.parametrize("statistics", ["moments", "ema"])
 
 
 def observations(seed: int, *shape: int) -> Tensor:
-    """Float32, each component with its own offset and spread."""
+    """Return float32 observations, each component with another offset and spread."""
     offset, spread = torch.tensor([0.0, -100.0, 3.0]), torch.tensor([0.01, 30.0, 1.0])
     return offset + spread * torch.randn(*shape, 3, generator=Generator().manual_seed(seed))
 

@@ -20,7 +20,7 @@ def gradient(loss: Tensor, of: Tensor) -> list[float]:
 
 
 def log_ratio(*ratios: float) -> tuple[Tensor, Tensor]:
-    """New and old log-probabilities of actions with these probability ratios."""
+    """Return new and old log-probabilities of actions with these probability ratios."""
     old = torch.linspace(-3, -1, len(ratios), dtype=torch.float64)
     return (old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(), old
 
@@ -132,7 +132,7 @@ def test_clipped_fraction_by_hand() -> None:
      (math.inf, 20.0), (math.nan, 10.0)],
 )  # fmt: skip
 def test_kl_coefficient_by_hand(kl: float, coef: float) -> None:
-    """It moves above 1.5 · 3 and below 3 / 1.5."""
+    """The coefficient moves above 1.5 · 3 and below 3 / 1.5."""
     assert objectives.adapt_kl_coef(10.0, kl, target=3.0) == coef
 
 
@@ -153,7 +153,7 @@ def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
      (0.0, 3e-3), (-0.5, 3e-3), (math.inf, 2e-3), (math.nan, 3e-3)],
 )  # fmt: skip
 def test_learning_rate_by_hand(kl: float, rate: float) -> None:
-    """It moves above 2 · 2 and under 2 / 2, but not at 0: nothing moved or was measured."""
+    """The rate moves above 2 · 2 and below 2 / 2, but not at 0: nothing moved or was measured."""
     assert objectives.adapt_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
 
 

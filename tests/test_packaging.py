@@ -40,7 +40,7 @@ OPTIONAL_PACKAGES = {
 
 
 def imports_of(node: ast.AST) -> Iterator[str]:
-    """The modules that one statement imports, by their full names."""
+    """Yield the modules that one statement imports, by their full names."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -49,7 +49,7 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def code_lines(text: str) -> set[int]:
-    """Numbers of the lines that hold code.
+    """Return the numbers of the lines that hold code.
 
     Neither blank, nor only a comment, nor part of a docstring (every field and function has one).
     """
@@ -71,9 +71,9 @@ def is_in(module: str, packages: set[str]) -> bool:
 
 
 def imported_at_start(tree: ast.Module) -> Iterator[str]:
-    """What importing the module imports.
+    """Yield the modules that importing a module imports.
 
-    Everything outside functions, but not what is there for the type checker only.
+    Imports in functions and those for the type checker only do not count.
     """
     pending: list[ast.AST] = list(tree.body)
     while pending:
@@ -137,7 +137,7 @@ def test_mathematics_needs_torch_only():
 
 @pytest.fixture
 def install() -> Any:
-    """`tools/install.py`, which is a script and in no package.
+    """Import `tools/install.py`, which is a script and in no package.
 
     Nothing is installed here: it decides from pip's report.
     """
@@ -149,14 +149,14 @@ def install() -> Any:
 
 
 def report(*requirements: str) -> dict[str, Any]:
-    """A report of pip's form, with the keys that are read."""
+    """Return a report of pip's form, with the keys that are read."""
     pairs = (requirement.split("==") for requirement in requirements)
     return {"install": [{"metadata": {"name": name, "version": x}} for name, x in pairs]}
 
 
 CUDA = ("nvidia-cublas==13.1.1.3", "nvidia_nvtx==13.0.85", "triton==3.7.1",
         "cuda-toolkit==13.0.3.0", "cuda_bindings==13.5.0")  # fmt: skip
-"""As pip listed them for the default build on Linux."""
+"""Packages of the default build on Linux, as pip lists them."""
 
 
 def test_install_reports_a_large_build_that_is_not_needed(
@@ -198,8 +198,9 @@ def test_install_downloads_where_it_fits(install: Any, monkeypatch: pytest.Monke
 
 
 def test_every_requirement_is_pinned():
-    """What a fresh `.venv` gets is what was tested, also for packages that are named only in an
-    extra (W&B is not installed, and mjlab has an environment of its own).
+    """A fresh `.venv` has the versions that were tested, also of packages of an extra.
+
+    W&B is not installed, and mjlab and pgx have their own environments.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

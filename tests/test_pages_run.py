@@ -52,7 +52,7 @@ SMALL_PHASE: dict[str, Any] = {
 
 
 def small(config: Config) -> Config:
-    """The same experiment with a few steps, in four environments."""
+    """Return the experiment with a few steps, in four environments."""
     changes = SMALL | (SMALL_PHASE if config.aux else {})  # a phase of four rollouts, if any
     if config.env.id.startswith("procgen"):  # some episode ends
         changes |= {"total_env_steps": 512}
@@ -60,14 +60,14 @@ def small(config: Config) -> Config:
 
 
 def play_one_episode(run: Path, **options: Any) -> list[Evaluation]:
-    """What evaluates the runs of a suite, in place of 100 episodes."""
+    """Evaluate the runs of a suite for one episode in place of 100."""
     options["episodes"] = 1
     return evaluate(run, **options)
 
 
 @pytest.fixture
 def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every preset and suite begins with."""
+    """Make every preset and suite small."""
     for name, preset in PRESETS.items():
         made = Preset(small(preset.config), preset.summary, preset.source, preset.parent)
         monkeypatch.setitem(PRESETS, name, made)
@@ -114,12 +114,12 @@ class Trained(dict[str, list[Path]]):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What RUN and RUN1 stand for on the pages."""
+    """Train the runs that the pages call RUN and RUN1."""
     return Trained(tmp_path_factory.mktemp("trained"))
 
 
 def as_on(words: list[str], runs: Trained) -> list[str]:
-    """A command of a page with runs that exist, and with smaller numbers."""
+    """Return a command of a page with runs that exist, and with smaller numbers."""
     images = ("--levels", "baselines", "procgen")
     task = "starpilot" if any(word in " ".join(words) for word in images) else "cartpole"
     names = {"RUN": 0, "RUN1": 1, "RUN2": 2, "RUN3": 3}
@@ -148,12 +148,12 @@ def as_on(words: list[str], runs: Trained) -> list[str]:
 
 
 def package() -> str:
-    """The first package that `phasicrl release` made."""
+    """Return the first package that `phasicrl release` made."""
     return sorted(glob("release/*/"))[0].rstrip("/")
 
 
 def prepare(folder: Path, runs: Trained) -> None:
-    """What a page says that one has: runs with names, a reference, one's own package."""
+    """Make what a page expects: named runs, files of values, the reader's package."""
     (folder / "runs").mkdir()
     for name, source in zip(("demo-1", "other-1"), runs["cartpole"][1:], strict=False):
         shutil.copytree(source, folder / "runs" / f"{name}_{source.name}")
@@ -167,7 +167,7 @@ def prepare(folder: Path, runs: Trained) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Trained) -> Iterator[Path]:
-    """An empty folder with what a reader has, in which the commands are given."""
+    """Enter an empty folder with what a reader has, for the commands."""
     prepare(tmp_path, trained)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -182,7 +182,7 @@ SHORT = ("docs/first-run.md", "docs/memory-and-masks.md")
 
 
 def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
-    """The exit code of a command, and what it wrote to the terminal."""
+    """Run a command; return its exit code, and what it wrote to the terminal."""
     try:
         code: Any = cli.main(words)
     except SystemExit as told:

@@ -37,12 +37,12 @@ def weights(run: Run) -> dict[str, Tensor]:
 
 
 def changed(run: Run, before: dict[str, Tensor]) -> set[str]:
-    """Names of the weights that differ from those before."""
+    """Return the names of the weights that differ from those before."""
     return {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
 
 
 def filled(config: Config) -> Run:
-    """A run whose buffer holds a phase of rollouts with targets, nothing trained yet."""
+    """Start a run whose buffer holds a phase of rollouts with targets, before any training."""
     run = open_run(config)
     while not run.buffer.is_full:
         rollout = run.collect(run.buffer.next_rollout())
@@ -51,7 +51,7 @@ def filled(config: Config) -> Run:
 
 
 def samples_of(run: Run, weight: Tensor | None = None) -> PolicySamples:
-    """The first rollout with random advantages."""
+    """Return the first rollout with random advantages."""
     advantage = torch.randn(4, 8, generator=Generator().manual_seed(0))
     return run.buffer.rollout(0).policy_samples(advantage, weight)
 
@@ -71,7 +71,7 @@ def loss_of(
 
 
 def stages(run: Run, samples: PolicySamples | None = None) -> list[str]:
-    """Names of the stages of a policy phase on a new rollout, or on samples of the first one."""
+    """Return the stages of a policy phase on a new rollout, or on samples of the first one."""
     seen: list[str] = []
     if samples is not None:
         learn_from(run, samples, on_stage=seen.append)
@@ -99,14 +99,14 @@ def targets_of(batches: list[AuxiliarySamples]) -> Tensor:
 
 
 def numbered(config: Config) -> Run:
-    """A run with two filled rollouts, whose value targets number the 64 steps."""
+    """Start a run with two filled rollouts, whose value targets number the 64 steps."""
     run = filled(config)
     run.buffer.rollouts.value_target.copy_(torch.arange(64.0).view(2, 4, 8))
     return run
 
 
 def recurse(term: Tensor, factor: float) -> Tensor:
-    """`x_t = term_t + factor · x_{t+1}` along the last axis, step by step."""
+    """Return `x_t = term_t + factor · x_{t+1}` along the last axis, step by step."""
     result = term.clone()
     for t in range(term.shape[-1] - 2, -1, -1):
         result[..., t] += factor * result[..., t + 1]
@@ -194,7 +194,7 @@ def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> No
 
 
 def test_policy_epochs_first_learn_what_joint_epochs_learn(tmp_path: Path) -> None:
-    """Of two networks each step moves its own, so that their order does not matter."""
+    """Each step moves one of two networks, so that their order does not matter."""
     joint, apart = (
         open_run(with_ppo(tmp_path, num_minibatches=1, epoch_order=order))
         for order in ("value_first", "policy_first")
@@ -466,7 +466,7 @@ def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> 
 
 
 def values(rollout: Rollout) -> Tensor:
-    """Copies of the values of all observations, and of the observations after them."""
+    """Copy the values of all observations, and of the observations after them."""
     return torch.stack([rollout.value, rollout.next_value])
 
 

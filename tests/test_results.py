@@ -27,7 +27,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def files(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Result files of a folder that name the seeds of their runs."""
+    """Return the result files of a folder that name the seeds of their runs."""
     found = {path.name: rows_of(path) for path in sorted(folder.glob("*.csv*"))}
     return {name: rows for name, rows in found.items() if rows and "seed" in rows[0]}
 

@@ -27,12 +27,12 @@ NAN = float("nan")
 
 
 def flags(*rows: str) -> Tensor:
-    """`"..x"` is (False, False, True)."""
+    """Return flags, such as (False, False, True) for `"..x"`."""
     return torch.tensor([[letter == "x" for letter in row] for row in rows])
 
 
 def random_steps(num_envs: int, num_steps: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Reward, value and next value, `[B, T]` float64."""
+    """Return reward, value and next value, `[B, T]` float64."""
     reward, value, next_value = torch.randn(
         3, num_envs, num_steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
@@ -78,7 +78,7 @@ def episodes(draw: st.DrawFn) -> Episodes:
 
 
 def brute_force_gae(data: Episodes, gamma: float, gae_lambda: float) -> np.ndarray:
-    """`A_t = Σ_k (γλ)^k δ_{t+k}` up to and with the step that ends the episode, or the rollout."""
+    """Sum `(γλ)^k δ_{t+k}` up to the step that ends the episode, or the rollout."""
     advantage = np.zeros_like(data.reward)
     num_envs, num_steps = advantage.shape
     for b in range(num_envs):
@@ -94,7 +94,7 @@ def brute_force_gae(data: Episodes, gamma: float, gae_lambda: float) -> np.ndarr
 
 
 def tensors(data: Episodes, next_value: np.ndarray) -> tuple[Tensor, ...]:
-    """Arguments of `gae`."""
+    """Return the arguments of `gae`."""
     reward, value, after, end = map(torch.from_numpy, (*data[:2], next_value, data.end))
     return reward, value, after, end == 1, end == 2
 
@@ -136,9 +136,9 @@ def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
 
 
 def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
-    """Rewards one after the other until there are n of them, or the episode or the rollout ends.
+    """Add up rewards until there are n of them, or the episode or the rollout ends.
 
-    Then the value of what is left.
+    Then add the value of what is left.
     """
     returns = np.zeros_like(data.reward)
     num_envs, num_steps = returns.shape

@@ -26,12 +26,12 @@ S, L, A = 6, 4, 3
 
 
 def cells(num_sequences: int = S, num_steps: int = L) -> Tensor:
-    """`[S, L]`: every cell holds its own number, 100 for each sequence and 1 for each step."""
+    """Return cells `[S, L]` of their own numbers, 100 for each sequence and 1 for each step."""
     return 100 * torch.arange(num_sequences)[:, None] + torch.arange(num_steps)
 
 
 def samples_at(cell: Tensor, state_size: int = 0) -> PolicySamples:
-    """Samples in which every field says in which cell it belongs."""
+    """Return samples in which every field says in which cell it belongs."""
     return PolicySamples(
         obs=torch.stack([cell // 100, cell % 100], dim=-1).to(torch.uint8),
         first=cell % 2 == 0,
@@ -152,7 +152,7 @@ def number(rollout: Rollout) -> None:
 
 
 def written() -> PhaseBuffer:
-    """A filled phase: each cell holds the number of its segment and its step, as `cells` does."""
+    """Return a filled phase, whose cells hold the numbers of `cells`."""
     buffer = make_buffer(state_size=2, num_actions=A)
     for slot in range(K):
         rollout = buffer.next_rollout()

@@ -42,7 +42,7 @@ DISCRETE = st.one_of(
 
 
 def trees(parts: st.SearchStrategy[gym.Space[Any]]) -> st.SearchStrategy[gym.Space[Any]]:
-    """Spaces of `parts`, plain and nested; with at least one part."""
+    """Draw spaces of `parts`, plain and nested; with at least one part."""
 
     def grow(inner: st.SearchStrategy[gym.Space[Any]]) -> st.SearchStrategy[gym.Space[Any]]:
         named = st.dictionaries(st.sampled_from("abcdef"), inner, min_size=1, max_size=3)
@@ -60,7 +60,7 @@ ACTIONS = trees(st.one_of(DISCRETE, boxes(np.float32, np.float64)))
 
 
 def random_batch(leaf: Any, num: int, rng: np.random.Generator) -> np.ndarray:
-    """Values `[num, …]` of one part; floats of any bits, so infinities and NaN too."""
+    """Draw values `[num, …]` of one part; floats of any bits, so infinities and NaN too."""
     shape = (num, *leaf.shape)
     if leaf.dtype == np.float32:
         numbers = np.frombuffer(rng.bytes(4 * num * int(np.prod(leaf.shape))), np.float32)
@@ -300,7 +300,7 @@ def test_empty_spaces_are_refused(observation_space: Any, action_space: Any, mat
 
 
 def test_a_part_may_be_empty() -> None:
-    """As the goals of some robots are."""
+    """Goals of some robots are empty."""
     space = Dict(goal=Box(-1, 1, (0,), np.float64), state=GOOD)
     spaces.check_spaces("mine", space, space)
     layout = spaces.ObservationLayout(space)

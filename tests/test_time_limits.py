@@ -1,4 +1,4 @@
-"""What a value function learns at time limits, on the ring of benchmarks/time_limits.py."""
+"""Values learned at time limits, on the ring of benchmarks/time_limits.py."""
 
 from __future__ import annotations
 

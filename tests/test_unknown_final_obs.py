@@ -32,7 +32,7 @@ PPO = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, advantage_norm="none")
 
 
 class Lost(test_collect.Scripted):
-    """The script without final observations."""
+    """Script without final observations."""
 
     has_final_obs = False
 
@@ -53,7 +53,7 @@ def collect() -> PhaseBuffer:
 
 
 def slow_targets(rollout: Rollout, ends: list[str], env: int) -> dict[int, float]:
-    """V̂ by definition, of each step that is trained on; λ-returns are computed from the end."""
+    """Return V̂ of each trained step by definition; λ-returns are computed from the end."""
     value = [*rollout.value[env].tolist(), float(rollout.next_value[env, -1])]
     found: dict[int, float] = {}
     later = None  # λ-return of the next step; None where the episode does not go on within reach
@@ -155,7 +155,7 @@ def test_ppg_trains_on_a_simulator_of_tensors(tmp_path: Path, end: str, memory: 
 
 
 class Rubbish(TensorEnvs):
-    """Loses final observations, and pays anything in the steps that led to them."""
+    """Script without final observations, with any reward in the steps before them."""
 
     def __init__(self, num_envs: int, paid: float) -> None:
         super().__init__(PlainCounting, num_envs, "lost")

@@ -21,7 +21,7 @@ FOLDER = ROOT / "docs" / "figures"
 
 
 def _suite(name: str, title: str, output: Path) -> None:
-    """A suite's figure from its table, as `phasicrl suite` draws it but for its title."""
+    """Draw a suite's figure from its table, as `phasicrl suite` does but for its title."""
     curves = make_curves(read(f"suites/{name}-small"))
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     for path in save_figure(figure, output.with_suffix(""), f"suite {name}, small"):
@@ -30,7 +30,7 @@ def _suite(name: str, title: str, output: Path) -> None:
 
 
 def _baselines(output: Path) -> None:
-    """Ours among the published runs, and the CSV that the page's table is made from."""
+    """Draw our runs among the published ones, and write the CSV of the page's table."""
     folder = RESULTS / "baselines"
     runs = sorted(path.parent for path in folder.glob("*/metrics.jsonl"))
     published = folder / "published.csv.gz"

@@ -34,9 +34,9 @@ CUDA_PACKAGE = re.compile(r"(pytorch[-_.])?(nvidia|cuda|triton)(?![a-z0-9])", re
 
 
 class Size(NamedTuple):
-    """What an installation takes, in GB.
+    """Sizes of an installation, in GB.
 
-    Packages to load, which lie in the temporary folder meanwhile, and disk for good.
+    Packages in the temporary folder for the time of the installation, and disk space afterwards.
     """
 
     load: float
@@ -93,9 +93,9 @@ def main() -> int:
 
 
 def expected_size(torch: str) -> Size:
-    """What will be installed, by the build of PyTorch that comes.
+    """Return the size of what will be installed, by the build of PyTorch that comes.
 
-    A line for the user where a smaller one would do.
+    Tell the user where a smaller build would do.
     """
     if os.environ.get("TORCH_INDEX"):
         say(f"Taking {torch} from TORCH_INDEX.")
@@ -113,7 +113,7 @@ def expected_size(torch: str) -> Size:
 
 
 def brings_cuda(report: dict[str, Any]) -> bool:
-    """Whether CUDA's libraries are in what pip's `report` lists."""
+    """Return true if CUDA's libraries are in what pip's `report` lists."""
     return any(CUDA_PACKAGE.match(item["metadata"]["name"]) for item in report["install"])
 
 
@@ -169,7 +169,7 @@ def pinned(name: str, constraints: str) -> str:
 
 
 def is_installed(requirement: str) -> bool:
-    """Whether this very version is there, whatever its build (`2.13.0+cpu` is 2.13.0)."""
+    """Return true if this version is installed, in any build (`2.13.0+cpu` is 2.13.0)."""
     name, version = requirement.split("==")
     try:
         return importlib.metadata.version(name).split("+")[0] == version
@@ -178,9 +178,9 @@ def is_installed(requirement: str) -> bool:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the driver knows a GPU.
+    """Return true if the driver knows a GPU.
 
-    Its programs alone are in many images that run without one.
+    The driver's programs alone are in many images that run without one.
     """
     if any(Path("/proc/driver/nvidia/gpus").glob("*")):
         return True

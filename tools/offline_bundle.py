@@ -33,16 +33,16 @@ PACKAGES = (
     "rich>=13.7", "markdown-it-py", "mdurl", "pygments",
     "safetensors>=0.5", "tensorboard>=2.18", "protobuf",
 )  # fmt: skip
-"""What `import phasicrl`, training on EnvPool and the command line need, and what that needs.
+"""Requirements of `import phasicrl`, training on EnvPool and the command line.
 
-PyTorch and NumPy are there already.
+What these require is listed too; the machine has PyTorch and NumPy.
 """
 PLATFORMS = (
     "manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64",
     "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any",
 )  # fmt: skip
 ENTRY = "envpool/entry.py"
-"""Imports every family when EnvPool is imported."""
+"""File of EnvPool that imports every family."""
 
 
 def name_of(requirement: str) -> str:

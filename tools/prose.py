@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CHECKED = ("src/phasicrl", "examples", "tests", "docs", "README.md", "CONTRIBUTING.md")
-"""Files and folders to check; in `tests`, names only."""
+CHECKED = (
+    "src/phasicrl", "examples", "tests", "tools", "benchmarks", "docs", "README.md",
+    "CONTRIBUTING.md",
+)  # fmt: skip
+"""Files and folders to check."""
+IN_PART = ("tests", "tools", "benchmarks")
+"""Folders with a check of names and of the first words of docstrings only."""
 WORDS = re.compile(
     r"\b(told|tells|anew|nobody|dealt|goes on|of now|looked at|looks at|what is known|passed over|"
     r"of its own|knobs?|as one call|of then|aloud|beside it)\b",
@@ -32,18 +37,18 @@ FIRST = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As|Which|That|If|W
 
 def find_problems(path: Path, text: str) -> Iterator[str]:
     """Yield a message for each word that is not plain English."""
-    is_test = "tests" in path.parts
+    in_part = path.parts[0] in IN_PART
     for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if is_test:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if in_part:
                 if found := WORDS.search(name.replace("_", " ")):
                     yield f"{path}:{node.lineno}: {name} has {found[0]!r}"
-            case ast.Expr(ast.Constant(value=str(value))) if not is_test:
+            case ast.Expr(ast.Constant(value=str(value))):
                 if found := FIRST.match(value):
                     yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}"
-            case ast.Raise() | ast.Yield() if not is_test and ERROR.match(ast.unparse(node)):
+            case ast.Raise() | ast.Yield() if not in_part and ERROR.match(ast.unparse(node)):
                 yield f"{path}:{node.lineno}: the error is not `<option> is <value>; expected …`"
-    for number, line in enumerate(text.splitlines() if not is_test else (), start=1):
+    for number, line in enumerate(text.splitlines() if not in_part else (), start=1):
         if found := WORDS.search(line):
             yield f"{path}:{number}: {found[0]!r}; use the word of the field"
 

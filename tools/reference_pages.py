@@ -48,7 +48,7 @@ def pages_with_tables() -> dict[str, str]:
 
 
 def metrics_page() -> str:
-    """The table of metric names."""
+    """Return the table of metric names."""
     head = (
         "# Metrics\n\nEach iteration writes one row to `metrics.jsonl`: `env_steps`, `iteration`, "
         "`phase`, `wall_time` and the metrics below. TensorBoard and Weights & Biases "
@@ -60,7 +60,7 @@ def metrics_page() -> str:
 
 
 def options_page() -> str:
-    """Every option with its default and its sentence."""
+    """Return every option with its default and its sentence."""
     text = (
         "# Options\n\nThe path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. `none` "
         "switches off what can be off, and `--no-` what is on or off: `--env.no-action-masks`. In "
@@ -83,7 +83,7 @@ def options_page() -> str:
 
 
 def presets_page() -> str:
-    """Every preset with its source and its difference to its parent."""
+    """Return every preset with its source and its difference to its parent."""
     text = (
         "# Presets\n\n`phasicrl presets NAME` shows source, differences and runs. "
         "Results that name no seeds are of [report seeds](../../CONTRIBUTING.md#seeds), on "
@@ -104,7 +104,7 @@ def presets_page() -> str:
 
 
 def trained_file() -> str:
-    """What `phasicrl presets` reports of the runs of presets, without commands of the checkout."""
+    """Return what `phasicrl presets` reports of presets' runs, without commands of the checkout."""
     found = {name: trained(name) for name in PRESETS}
     short = {name: of | {"runs": [run for run, _ in of["runs"]]} for name, of in found.items()}
     used = {name: of for name, of in short.items() if of["runs"]}
@@ -129,7 +129,7 @@ def in_suites(row: dict[str, str]) -> list[str]:
 
 
 def tricks_page() -> str:
-    """Every trick with its source, function and option, and the option's value in some presets."""
+    """Return every trick with its source, function and option, and its value in some presets."""
     apart = SUITES["tricks-one-out"].small
     text = (
         "# Tricks\n\nSource, function and option of each trick, its value in five presets, and "
@@ -155,13 +155,13 @@ def tricks_page() -> str:
 
 @cache
 def cited_lines() -> list[tuple[str, str]]:
-    """Lines of others' code as the page of sources cites them, with their addresses."""
+    """Return the lines of others' code on the page of sources, with their addresses."""
     page = (DOCS / "reference" / "sources.md").read_text()
     return re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", page)
 
 
 def _with_links(source: str) -> str:
-    """A source whose lines of code, if the page of sources has them, are links."""
+    """Return a source with links at the lines of code that the page of sources has."""
     for cited, address in cited_lines():
         source = re.sub(rf"\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source)
     return source
@@ -173,7 +173,7 @@ def _cell(text: str) -> str:
 
 
 def _show(value: object) -> str:
-    """A value in a table cell."""
+    """Format a value for a table cell."""
     return "–" if value is None or value == {} else f"`{value}`"
 
 

@@ -30,7 +30,7 @@ CURVES = {
 
 
 def curves(path: Path) -> Iterable[tuple[str, str, str, str, int, float]]:
-    """The curves of a file on few steps, whose distances grow: a curve is steep where it begins."""
+    """Thin the curves of a file to few steps at growing distances: they start steep."""
     runs: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

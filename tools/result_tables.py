@@ -87,7 +87,7 @@ COMPATIBLE = (
 
 
 REACHER = "reacher-ppo --total-env-steps 100_000"
-"""What the changes to Reacher's settings start from."""
+"""Settings on Reacher that the tricks change."""
 
 
 # --- reading and grouping
@@ -189,7 +189,7 @@ def difference(ours: list[float], theirs: list[float]) -> str:
 
 
 def tasks() -> Cells:
-    """What the presets reach: PPO, the first in each file, PPG and the difference."""
+    """Yield what presets reach: PPO, the first in each file, PPG and the difference."""
     yield "environment", "steps", "seeds", "PPO", "PPG", "PPG − PPO", "others"
     for env, file, others in TASKS:
         first = read(file)[0]
@@ -200,7 +200,7 @@ def tasks() -> Cells:
 
 
 def compatible() -> Cells:
-    """What presets named after other code bases reach, and what those published."""
+    """Yield what presets named after other code bases reach, and what those published."""
     yield (
         "preset", "environment", "steps", "seeds", "last 100 training episodes", "greedy",
         "published",
@@ -216,7 +216,7 @@ def compatible() -> Cells:
 
 
 def reacher_tricks() -> Cells:
-    """What Reacher reaches with one thing changed, worst first."""
+    """Yield what Reacher reaches with one thing changed, worst first."""
     yield "changed", "greedy, mean [95 %]", "difference"
     base = greedy("selection/reacher_100k", REACHER)
     yield "nothing", reached(base), ""
@@ -228,7 +228,7 @@ def reacher_tricks() -> Cells:
 
 
 def trading() -> Cells:
-    """What masks and a heuristic are worth to the trader of the examples."""
+    """Yield returns of the examples' trader, with and without masks and a heuristic."""
     yield "", "after 12,500 steps", "after 50,000 steps", "at the end", "greedy"
     for arm, rows in group(read("trading"), "arm").items():
         curves = [row["curve"].split() for row in rows]
@@ -275,7 +275,7 @@ def arrow(mine: list[float], theirs: list[float]) -> str:
 
 
 def suite(name: str) -> Cells:
-    """What a suite's arms reached on each task, over seeds.
+    """Yield what a suite's arms reached on each task, over seeds.
 
     Each is compared with the first arm of the task, in the ladder of tricks with the one before.
     """
@@ -404,7 +404,7 @@ EARLY = {
     "E_π = 3": "e-pi-3", "E_π = 6": "e-pi-6", "E_aux = 1": "e-aux-1", "E_aux = 9": "e-aux-9",
     "N_π = 2": "n-pi-2", "N_π = 8": "n-pi-8",
 }  # fmt: skip
-"""Of the paper's experiments: what a page calls them, and what its files do."""
+"""Experiments of the paper: name on the page, and name in its files."""
 
 
 def on_all_games(reference: str, *experiments: str) -> list[Curve]:
@@ -423,7 +423,7 @@ MARKS = (1, 2, 5, 10, 25, 99)
 
 
 def paper_early() -> Cells:
-    """The paper's normalized returns early in training: means over 16 games and their runs."""
+    """Yield the paper's normalized returns early in training: means over 16 games and runs."""
     yield "paper's setting", *(f"{mark}M" for mark in MARKS)
     curves = on_all_games("ppg-paper", *EARLY.values())
     for name, experiment in EARLY.items():
@@ -438,7 +438,7 @@ def paper_early() -> Cells:
 
 
 def two_ppos() -> Cells:
-    """PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
+    """Yield PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
     yield "", "normalized mean", *sorted(GAMES)
     for name, curves in (
         ("PPO of the PPG paper", on_all_games("ppg-paper", "ppo")),
@@ -459,7 +459,7 @@ QUANTITIES = {
 
 
 def first_rollouts(count: int = 6) -> Cells:
-    """Means of the first rollouts: least and most of the published runs, and of ours."""
+    """Yield means of the first rollouts: least and most of the published runs, and of ours."""
     yield "game", "quantity", "published, three runs", "ours, three seeds"
     published = group(read("baselines/published"), "game", "run")
     for game in ("starpilot", "bigfish"):
@@ -485,7 +485,7 @@ def windows() -> list[Row]:
 
 
 def baselines() -> Cells:
-    """Ours among the published runs."""
+    """Yield our runs among the published ones."""
     yield "game", "quantity", *group(windows(), "steps")
 
     def cell(window: list[Row]) -> str:
@@ -500,7 +500,7 @@ def baselines() -> Cells:
 
 
 def baselines_in_short() -> Cells:
-    """How many of the windows lie within the span of the published runs, and near it."""
+    """Yield how many windows lie within the span of the published runs, and near it."""
     yield (
         "seeds of ours", "windows within the span of the published three",
         "within the 95 % interval for one more",
@@ -549,7 +549,7 @@ def agreement_rows(*, by_design: bool) -> dict[str, list[dict[str, Any]]]:
 
 
 def agreement(precision: str, *, by_design: bool = False) -> Cells:
-    """Largest difference between a reference's numbers and ours in one precision, and the noise."""
+    """Yield the largest difference from a reference in one precision, and the noise."""
     yield "theirs", *(("why ours differs",) if by_design else ("ours", "updates")), *AGREEMENT
     noise = precision.replace("float", "noise")
     for program, rows in agreement_rows(by_design=by_design).items():
@@ -589,7 +589,7 @@ def pairs(work: str) -> dict[tuple[str, str], tuple[str, str, str]]:
 
 
 def speed() -> Cells:
-    """Whole training loops side by side on the same environments, but for PureJaxRL's."""
+    """Yield whole training loops on the same environments, except PureJaxRL's."""
     yield "work", "ours", "steps/s", "theirs", "steps/s", "ratio"
     for work, title in WORKS.items():
         for (ours, theirs), (rate, other_rate, ratio) in pairs(work).items():
@@ -620,11 +620,11 @@ SHORT = (
      "CleanRL ppo_procgen.py, memory kept"),
     ("CartPole as tensors, 4 environments", "tensors", "phasicrl, tensors", "PureJaxRL ppo.py"),
 )  # fmt: skip
-"""What the README shows of the works of benchmarks/versus.py."""
+"""Works of benchmarks/versus.py in the README's table."""
 
 
 def speed_in_short() -> Cells:
-    """Rates of ours and of another, and their ratio."""
+    """Yield rates of ours and of another, and their ratio."""
     yield "work", "phasicrl, steps/s", "other", "steps/s", "ratio"
     for title, work, ours, theirs in SHORT:
         rate, other_rate, ratio = pairs(work)[ours, theirs]
@@ -649,7 +649,7 @@ BENCHES = {
 
 
 def bench() -> Cells:
-    """Reports of `phasicrl bench`."""
+    """Yield reports of `phasicrl bench`."""
     yield (
         "", "steps/s (slowest to fastest)", "of the bare networks, uncompiled", "GFLOP/s",
         "where the time goes", "memory of the process",
@@ -667,7 +667,7 @@ def bench() -> Cells:
 
 
 def pieces() -> Cells:
-    """Images per second by size of the micro-batch and precision, and bf16's errors."""
+    """Yield images per second by micro-batch and precision, and bf16's errors."""
     yield (
         "micro-batch", "fp32, images/s forward and backward", "bf16", "error of bf16: features",
         "gradients",
@@ -691,7 +691,7 @@ PROCESSES = {
 
 
 def several_processes() -> Cells:
-    """Two processes beside one: medians of the rounds, and the ratio of each round."""
+    """Yield two processes beside one: medians of the rounds, and the ratio of each round."""
     yield (
         "run", "steps per second, one process", "two", "ratio (least to most of the rounds)",
         "in messages of gradients", "with waiting",
@@ -713,7 +713,7 @@ def several_processes() -> Cells:
 
 
 def large() -> Cells:
-    """Time and memory of large runs: medians."""
+    """Yield time and memory of large runs: medians."""
     yield "what", "seconds", "memory"
     for rows in group(read("large"), "what").values():
         command = rows[0]["command"]
@@ -723,7 +723,7 @@ def large() -> Cells:
 
 
 def sizes_of_the_batch() -> Cells:
-    """The mean return over a run for each size of the batch, with the rules and without."""
+    """Yield the mean return over a run for each batch size, with the rules and without."""
     yield (
         "task", "settings; mean return over a run [95 %]", "batch", "batch / 2", "batch / 4",
         "batch / 8",
@@ -736,7 +736,7 @@ def sizes_of_the_batch() -> Cells:
 
 
 def faults() -> Cells:
-    """What held of the faults that `make test-faults` injects."""
+    """Yield the faults that `make test-faults` injects, and how many held."""
     yield "fault", "what is injected, and what has to hold", "held", "commit"
     for row in read("faults"):
         held = f"{int(row['held']):,} of {int(row['tried']):,}"
@@ -744,7 +744,7 @@ def faults() -> Cells:
 
 
 def suites() -> Cells:
-    """What can be run with `phasicrl suite`."""
+    """Yield the suites that `phasicrl suite` can run."""
     yield "suite", "what it compares", "tasks, small", "steps, small"
     for name, each in SUITES.items():
         steps = f"{each.small_steps:,}" if each.small_steps else "of the task"

@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def native() -> Any:
-    """The one file of phasicrl that makes EnvPool find the libraries that it leaves to the system.
+    """Import the one file of phasicrl that finds EnvPool's system libraries.
 
     It depends on nothing.
     """
@@ -39,7 +39,7 @@ def native() -> Any:
 
 
 def _reset_ended(pool: Any, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """The first observations of new episodes where one ended."""
+    """Reset ended episodes, and return their first observations."""
     if done.any():
         first, _ = pool.reset(options={"reset_mask": done})
         obs[done] = first
@@ -49,7 +49,7 @@ def _reset_ended(pool: Any, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
 def procgen_env(
     *, num_envs: int, env_name: str, num_levels: int, start_level: int, distribution_mode: str
 ) -> Any:
-    """What `procgen.ProcgenEnv` makes.
+    """Make the environment that `procgen.ProcgenEnv` would.
 
     Observations `{"rgb": [B, 64, 64, 3]}`, four answers to a step, a list of infos.
     """

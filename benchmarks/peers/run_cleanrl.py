@@ -41,9 +41,9 @@ shout = builtins.print
 
 
 def hear(*args: object, **options: object) -> None:
-    """CleanRL prints `SPS: …` once an iteration and the return of each episode.
+    """Read CleanRL's lines: `SPS: …` once an iteration, and the return of each episode.
 
-    Both are counted and kept to ourselves.
+    Print our mark at each line, and keep the returns for its mean.
     """
     text = " ".join(map(str, args))
     if text.startswith("SPS:"):

@@ -1,4 +1,4 @@
-"""Trains with PureJaxRL's ppo.py as it is.
+"""Train with PureJaxRL's ppo.py as it is.
 
 usage: run_purejaxrl.py FOLDER NUM_ENVS NUM_STEPS EPOCHS MINIBATCHES STEPS SEED
 

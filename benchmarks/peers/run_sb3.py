@@ -93,7 +93,7 @@ class Pool(VecEnv):
 
 
 class Mark(BaseCallback):
-    """One line an iteration."""
+    """Callback that prints a mark for each iteration."""
 
     def _on_rollout_start(self) -> None:
         returns = [episode["r"] for episode in self.model.ep_info_buffer or []]

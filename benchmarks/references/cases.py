@@ -83,7 +83,7 @@ class Case:
 
     @property
     def budget(self) -> int:
-        """Number of environment steps."""
+        """Return the number of environment steps."""
         return self.iterations * self.num_envs * self.num_steps
 
 

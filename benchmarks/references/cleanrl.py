@@ -66,7 +66,7 @@ class SameStep:
 
 
 def gym_env(player: Player) -> Any:
-    """`procgen.ProcgenEnv`, with the interface of gym 0.23."""
+    """Make a `procgen.ProcgenEnv`, with the interface of gym 0.23."""
     import gym  # pyright: ignore[reportMissingImports]  # where CleanRL is
 
     recording = player.recording
@@ -150,7 +150,7 @@ class Side:
         return notes.found
 
     def _replaced(self, case: Case, player: Player, shuffle: Any, notes: Notes) -> dict[str, Any]:
-        """What the script's import statements find."""
+        """Return the modules that replace the script's imports."""
         random = SimpleNamespace(shuffle=shuffle, seed=lambda seed: None)
         arguments = {
             "total_timesteps": case.budget,
@@ -177,9 +177,9 @@ class Side:
 
     @staticmethod
     def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
-        """Transitions are numbered step by step there, environment by environment here.
+        """Convert indices of transitions to their numbering, step by step.
 
-        Segments of a phase alike.
+        Segments of a phase have the same numbers on both sides.
         """
         if len(order) == case.num_envs * case.num_steps:
             env, step = np.divmod(order, case.num_steps)
@@ -190,7 +190,7 @@ class Side:
 
 
 class Notes:
-    """What is written down of a script while it runs."""
+    """Records of a script while it runs."""
 
     def __init__(self, case: Case, start: Arrays, losses: list[float], adams: list[Any]) -> None:
         self.case, self.start, self.losses, self.adams = case, start, losses, adams
@@ -212,7 +212,7 @@ class Notes:
         return envs
 
     def scalar(self, name: str, value: float, step: int) -> None:
-        """What a script logs last of an update, and last of an auxiliary phase."""
+        """Record an update, or an auxiliary phase, at the last metric that is logged of it."""
         if name == "charts/SPS":
             self.iteration += 1
             script = self.namespace
@@ -251,7 +251,7 @@ class Notes:
 
 
 def _gymnasium(player: Player, notes: Notes) -> Any:
-    """Gymnasium with the recording for an environment."""
+    """Return Gymnasium with the recording for an environment."""
     make = playbacks(player.recording)
     wrappers = stand_in(
         gymnasium.wrappers,

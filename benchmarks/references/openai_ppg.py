@@ -57,12 +57,12 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return int(np.prod(self.shape))
 
 
 class Wrapper:
-    """`gym3.Wrapper`: forwards what it does not do."""
+    """`gym3.Wrapper`, which forwards everything else."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -96,7 +96,7 @@ class Alone:
 
 
 def mpi() -> dict[str, Any]:
-    """`mpi4py`, for a program that is alone."""
+    """Return a `mpi4py` of a single process."""
     inner = invented("mpi4py.MPI", COMM_WORLD=Alone(), Comm=Alone, SUM="sum", MIN="min", MAX="max")
     return {"mpi4py": invented("mpi4py", MPI=inner), "mpi4py.MPI": inner}
 
@@ -159,7 +159,7 @@ class Side:
             )
 
     def _order(self, number: int) -> torch.Tensor:
-        """In place of `torch.randperm`."""
+        """Stand in for `torch.randperm`."""
         return torch.from_numpy(self.orders.pop(0))
 
     def quantities(
@@ -209,7 +209,7 @@ class Side:
 
     @staticmethod
     def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
-        """Segments of a phase are numbered by environment there, by rollout here."""
+        """Convert indices of a phase's segments to their numbering, by environment."""
         size = case.num_envs // case.minibatches
         if len(order) > case.num_envs:
             rollout, env = np.divmod(order, case.num_envs)
@@ -218,7 +218,7 @@ class Side:
 
 
 class Notes:
-    """What is written down while their functions call each other, each called as it is."""
+    """Records of their functions while these call each other unchanged."""
 
     def __init__(
         self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]
@@ -229,7 +229,7 @@ class Notes:
         self.iteration = 0
 
     def watched(self) -> list[tuple[Any, str, Any]]:
-        """Owner and name of each function that is watched, and what stands in its place."""
+        """Return owner and name of each watched function, and its replacement."""
         side, helper = self.side, self.side.log_save_helper.LogSaveHelper
         learn, learn_policy, advantages = side.ppg.learn, side.ppo.learn, side.ppo.compute_advantage
         log, train = helper.__call__, side.ppg.aux_train

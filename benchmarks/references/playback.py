@@ -37,7 +37,7 @@ class Recording:
 
     @property
     def ended(self) -> np.ndarray:
-        """`[N, B]`."""
+        """Return the steps that end an episode, `[N, B]`."""
         return self.terminated | self.truncated
 
 
@@ -201,7 +201,7 @@ def playbacks(recording: Recording, *, first: int = 0) -> Callable[[], Playback]
 
 
 class Played:
-    """A recording as a vector environment of theirs; a base class put before theirs."""
+    """Recording as one of their vector environments; a base class put before theirs."""
 
     player: Player
     precision: str

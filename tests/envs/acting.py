@@ -33,7 +33,7 @@ def make(
 
 
 def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
-    """A random action for each environment, in the trainer's form, among those that are allowed."""
+    """Draw a random allowed action for each environment, in the trainer's form."""
     layout, begin = ActionLayout(envs.action_space), 0
     columns = []
     for _, leaf in leaves(envs.action_space):

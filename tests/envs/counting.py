@@ -17,11 +17,10 @@ from tests.corridor import Corridor
 
 
 class Counting(gym.Env[np.ndarray, Any]):
-    """Counts: the observation is (id of the environment, episode, step of the episode), the reward
-    the step.
+    """Counter: the observation is (environment, episode, step), the reward the step.
 
     Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and
-    every sixth says both. Observations are written into one buffer, as many environments do.
+    every sixth does both. Observations are written into one buffer, as in many environments.
     """
 
     observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float64)
@@ -53,9 +52,9 @@ class Counting(gym.Env[np.ndarray, Any]):
 
 
 class PlainCounting(Counting):
-    """The same in arrays of its own and with nothing in `info`.
+    """`Counting` in new arrays for each step and with an empty `info`.
 
-    Gymnasium's vector environments keep the one and send the other.
+    Gymnasium's vector environments keep the returned array and send `info`.
     """
 
     def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -67,13 +66,13 @@ class PlainCounting(Counting):
 
 
 class CountingInFloat32(Counting):
-    """The same in the trainer's dtype, so that no conversion copies the buffer by chance."""
+    """`Counting` in the trainer's dtype, so that no conversion copies the buffer by chance."""
 
     observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
 
 
 class Structured(Counting):
-    """The same counts in all kinds of spaces.
+    """`Counting` in all kinds of spaces.
 
     The reward is the action that arrived, each number at a decimal place of its own.
 
@@ -113,12 +112,11 @@ class Structured(Counting):
 
 
 class Masked(Counting):
-    """Forbids two actions, which depend on episode and step.
+    """Counter that forbids two actions, which depend on episode and step.
 
-    At the last step of an episode it forbids everything, or has no answer.
-
-    It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)`
-    and a `Discrete(3)`.
+    At the last step of an episode the mask forbids everything, or is missing. It is in the
+    observation, in `info`, or returned by a method; actions are a pair of a `Discrete(4)` and a
+    `Discrete(3)`.
     """
 
     action_space = gym.spaces.Tuple([gym.spaces.Discrete(4), gym.spaces.Discrete(3)])
@@ -146,7 +144,7 @@ class MaskedInObservation(Masked):
 
 
 class MaskedNumbers(MaskedInObservation):
-    """Has a mask and nothing to be masked."""
+    """Environment that has a mask but no discrete action."""
 
     action_space = gym.spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
 
@@ -169,9 +167,7 @@ class MaskedInInfo(Masked):
 
 
 class MaskedInFlatInfo(MaskedInInfo):
-    """The same in one array, which vector environments can stack, and with observations in arrays
-    of their own.
-    """
+    """`MaskedInInfo` with new arrays and flat masks, which vector environments can stack."""
 
     def _observe(self) -> np.ndarray:
         return super()._observe().copy()
@@ -197,7 +193,7 @@ ANSWERS: dict[str, Any] = {
     "ragged": ([[1.0], [1.0, 2.0]], 0.0, False, False, {}),
     "keys": ({"a": GOOD}, 0.0, False, False, {}),
 }
-"""What steps return that is wrong, where observations are `Box(-1, 1, (2,))`."""
+"""Wrong results of a step, where observations are `Box(-1, 1, (2,))`."""
 
 
 def misbehave(how: str) -> Any:
@@ -215,7 +211,7 @@ def misbehave(how: str) -> Any:
 
 
 class Misbehaving(Corridor):
-    """Goes wrong at one of its steps, or at a reset."""
+    """Environment that fails at one of its steps, or at a reset."""
 
     def __init__(self, what: str, at: int | str) -> None:
         super().__init__()
@@ -234,7 +230,7 @@ class Misbehaving(Corridor):
 
 
 class Faulty(gym.Env[np.ndarray, Any]):
-    """Goes wrong in the way it is told to, at its third step; `nothing` goes wrong on request."""
+    """Environment that fails in the given way at its third step, or works if it is `nothing`."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -257,7 +253,7 @@ class Faulty(gym.Env[np.ndarray, Any]):
 
 
 class FaultyStructure(Structured):
-    """As `Structured`; at the third step one part of its observation is replaced, or missing."""
+    """`Structured` whose third observation has one part replaced, or lacks it."""
 
     def __init__(self, part: str, value: Any) -> None:
         super().__init__()
@@ -278,7 +274,7 @@ class FaultyStructure(Structured):
 
 
 class FaultyMask(gym.Env[np.ndarray, Any]):
-    """Gives a mask of its own choice at the third step; None for no mask."""
+    """Environment with the given mask at the third step; None for no mask."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.MultiDiscrete([2, 3])
@@ -297,7 +293,7 @@ class FaultyMask(gym.Env[np.ndarray, Any]):
 
 
 class Spaces(gym.Env[Any, Any]):
-    """Shows random members of any space; each step pays 1 and ends its episode."""
+    """Random members of any space; each step pays 1 and ends its episode."""
 
     def __init__(self, observation_space: Any, action_space: Any, mask: Any = None) -> None:
         self.observation_space, self.action_space = observation_space, action_space

@@ -16,7 +16,7 @@ from tests.envs.counting import PlainCounting
 
 
 class TensorEnvs:
-    """Steps environments one by one, and hands over views of its own memory, on the CPU.
+    """Environments stepped one by one, which return views of reused memory, on the CPU.
 
     `end` is "raw" (`reset_rows`), the name of final observations in `info`, or "lost".
     """
@@ -121,7 +121,7 @@ class RslRlEnvs:
 
 
 class RestoredEnvs(TensorEnvs):
-    """The same over `Counting`, whose state can be saved."""
+    """`TensorEnvs` over `Counting`, whose state can be saved."""
 
     def get_state(self) -> dict[str, Tensor]:
         rows = [[env._id, env._episode, env._time] for env in self.envs]

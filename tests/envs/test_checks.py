@@ -188,7 +188,7 @@ def test_an_environment_that_exits_before_training_is_an_error(
 
 
 class Sticky(Counting):
-    """Raises an error of its own when it is closed."""
+    """Environment that raises an error when it is closed."""
 
     error: BaseException = RuntimeError("no connection")
 
@@ -210,7 +210,7 @@ def test_a_close_that_raises_is_a_warning(
 
 
 class Rich(MaskedInObservation):
-    """Returns an entry `speed` that its space lacks."""
+    """Environment that returns an entry `speed` that its space lacks."""
 
     def _observe(self) -> Any:
         obs: Any = super()._observe()
@@ -230,7 +230,7 @@ def test_entries_that_the_space_lacks_are_warned_of_once() -> None:
 
 
 class Strict(Spaces):
-    """Refuses actions beyond its bounds."""
+    """Environment that refuses actions beyond its bounds."""
 
     def __init__(self, low: float, high: float) -> None:
         box = gym.spaces.Box(low, high, (1,), np.float32)
@@ -264,7 +264,7 @@ def test_a_complaint_about_an_action_beyond_its_bounds_names_the_remedy(
 
 
 class Says(Counting):
-    """Returns a reward, an observation or an `info` of its own in each step."""
+    """Environment that returns the given reward, observation or `info` in each step."""
 
     def __init__(self, **said: Any) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ def test_masks_that_come_late_are_refused() -> None:
 
 
 class Wide(Counting):
-    """Shows bytes, and says in which dtype."""
+    """Observations of bytes, and the dtype in `info`."""
 
     observation_space = gym.spaces.Box(0, 255, (3,), np.uint8)
 
@@ -321,7 +321,7 @@ def test_numbers_that_fit_in_no_byte_are_refused() -> None:
 
 
 class Named(Corridor):
-    """Has methods whose names are those that an exact resume looks for, for something else."""
+    """Environment whose methods have the names of an exact resume's, but another purpose."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every back end must do alike: the contract of `envs/protocol.py`."""
+"""The contract of `envs/protocol.py`, which every back end must keep."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
     "pgx masked": ("pgx:2048", None),
 }
 STEPS = {"envpool dm_control": 1010}
-"""Long enough for two ends; 250 for the others."""
+"""Numbers of steps that are long enough for two ends; 250 for the others."""
 
 ALIKE_AT_FIRST = ("envpool atari",)
-"""All episodes begin with the same observation."""
+"""Environments whose episodes all begin with the same observation."""
 
 CUSTOM_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], str, bool]] = {
     "vector, same step": (counting.PlainCounting, "SameStep", False),
@@ -119,7 +119,7 @@ class Played:
     steps: list[TimeStep]
 
     def tensors(self) -> list[Tensor]:
-        """Everything that came out of the environments."""
+        """Return everything that came out of the environments."""
         tensors = [self.first_obs, *(mask for mask in self.masks if mask is not None)]
         for step in self.steps:
             tensors += [step.obs, step.reward, step.terminated, step.truncated]
@@ -146,7 +146,7 @@ def case(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def played(case: str) -> Iterator[Played]:
-    """One long run with seed 1, for the tests that only look at it."""
+    """Run once with seed 1, for the tests that only read the result."""
     env = make(case)
     yield play(env, STEPS.get(case, 250))
     env.close()
@@ -302,7 +302,7 @@ NOT_REPLAYED = (
     "envpool dm_control", "envpool minigrid", "envpool jumanji", "mjlab", *CUSTOM_VECTOR,
     *list(TENSORS)[1:],
 )  # fmt: skip
-"""All others count their episodes, which a replay does not restore: that is noticed."""
+"""Cases whose episodes cannot be restored."""
 
 
 def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused(case: str) -> None:

@@ -297,7 +297,7 @@ STRUCTURED = {
 
 
 def with_rows(tree: Any, rows: np.ndarray, others: Any) -> Any:
-    """A tree of arrays with other rows in some places."""
+    """Return a tree of arrays with other rows in some places."""
     if isinstance(tree, dict):
         return {key: with_rows(part, rows, others[key]) for key, part in tree.items()}
     tree[rows] = others

@@ -1,6 +1,6 @@
-"""What EnvPool leaves to the system.
+"""Libraries that EnvPool expects from the system.
 
-The ways it is found, the stand-ins, and the words when there is none.
+They are found, replaced by stand-ins, or named in the error.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
     not native.envpool_bundles_qt(), reason="this EnvPool needs no graphics libraries"
 )
 def test_envpool_works_with_the_stand_ins_and_does_not_end_the_process_when_it_draws() -> None:
-    """Whether the machine has graphics libraries or not.
+    """Run on machines with and without graphics libraries.
 
     Drawing is the one thing that calls them: it must fail as Python does.
     """

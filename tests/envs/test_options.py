@@ -160,7 +160,7 @@ def test_what_gymnasium_does_not_take_is_refused(env_id: str, option: str, messa
 
 @pytest.mark.parametrize("task", ["gymnasium:CartPole-v1", "envpool:CartPole-v1"])
 def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path, task: str) -> None:
-    """What films of EnvPool's tasks are drawn from has them, too."""
+    """Films of EnvPool's tasks are drawn by environments with the same options."""
     if task.startswith("envpool"):
         skip_without_envpool()
     changes = {"env.id": task, "env.options": {"max_episode_steps": "4"}}

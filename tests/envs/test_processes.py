@@ -50,7 +50,7 @@ def test_a_process_that_is_killed_is_named() -> None:
 
 
 def write(tmp_path: Path, text: str) -> str:
-    """A script that finds the tests, also in the processes that it starts."""
+    """Write a script that finds the tests, also in the processes that it starts."""
     script = tmp_path / "script.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{text}")
     return str(script)
@@ -106,7 +106,7 @@ def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
 
 
 class Chance(Counting):
-    """Observes a number, by its kind: fixed, or drawn from one of several generators."""
+    """Observation of a number, by its kind: fixed, or drawn from one of several generators."""
 
     observation_space = gym.spaces.Box(0, 9, (3,), np.float32)
 
@@ -152,11 +152,11 @@ def test_the_probe_of_chance_is_not_in_the_trainer_which_may_die_with_it(at: int
 
 
 class Cancelled(BaseException):
-    """An exception of the environment's own."""
+    """Exception of the environment, which is no `Exception`."""
 
 
 class Cancelling(Counting):
-    """Raises an exception that is no `Exception`, in its first step or reset."""
+    """Environment whose first step or reset raises `Cancelled`."""
 
     def __init__(self, kind: type[BaseException], call: str, home: int) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ LONG = pytest.mark.long
     "end", [pytest.param("returns", marks=LONG), pytest.param("exit", marks=LONG), "killed"]
 )
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
-    """Whether it ends by itself without `close`, or is killed while they hang."""
+    """Let the trainer return without `close`, or kill it while they hang."""
     script = write(tmp_path, ENDS)
     words = [sys.executable, script, end]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:restart .* of:RuntimeWarning")
 
 
 class Fragile(Corridor):
-    """Every instance breaks in the step after so many, `by` doing what it is told to."""
+    """Environment whose every instance breaks after so many steps, in the way of `by`."""
 
     def __init__(self, lives: int = 5, by: str = "raising") -> None:
         super().__init__(length=40, limit=50)
@@ -60,7 +60,7 @@ class Fragile(Corridor):
 
 
 class OneBreaks:
-    """Makes environments of which the first to be made for the trainer breaks."""
+    """Maker of environments of which the first one for the trainer breaks."""
 
     def __init__(self, lives: int) -> None:
         self.lives, self.made = lives, 0
@@ -273,7 +273,7 @@ def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: 
 
 
 class DiesAtFirst(Fragile):
-    """Dies in a step; those that are made next die in their first reset, the last ones do not."""
+    """Environment whose first instance dies in a step, and the next ones in their first reset."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(2, "dying")
@@ -303,7 +303,7 @@ def test_a_second_death_during_a_restart_is_counted(tmp_path: Path) -> None:
 
 
 def test_an_environment_is_not_restarted_during_replay() -> None:
-    """It would be at another place, and look as if it were not."""
+    """A restarted one would be in another state, unnoticed."""
     envs = restarting_envs(partial(Fragile, 3), 5)
     envs.reset()
     for _ in range(3):

@@ -36,7 +36,7 @@ def make(simulator: Any, num_envs: int = 2) -> VectorEnv:
 
 
 class Wrong(TensorEnvs):
-    """Replaces one of the values of its third step."""
+    """Simulator with one wrong value in its third step."""
 
     def __init__(self, which: int, value: Any) -> None:
         super().__init__(counting.Counting, 2, "raw")
@@ -79,7 +79,7 @@ def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
 
 
 class Ending(TensorEnvs):
-    """Replaces the final observations."""
+    """Simulator with replaced final observations."""
 
     def __init__(self, kind: Any, value: Any) -> None:
         super().__init__(kind, 2, "final_obs")
@@ -299,7 +299,7 @@ def test_an_asymmetric_critic_trains_on_rsl_rl_environments(tmp_path: Path) -> N
 
 
 class Diverging(TensorCartPole):
-    """The state follows a continuous action, so that one that is not a number spreads."""
+    """Simulator whose state follows a continuous action, so that NaN spreads."""
 
     single_action_space = gym.spaces.Box(-1, 1, (1,))
 

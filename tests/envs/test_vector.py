@@ -95,7 +95,7 @@ def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end
 
 
 def changed(**attributes: Any) -> MakeVectorEnv:
-    """With other attributes than it has."""
+    """Return the environment with changed attributes."""
 
     def made(num_envs: int) -> Any:
         vector = sync()(num_envs)
@@ -107,7 +107,7 @@ def changed(**attributes: Any) -> MakeVectorEnv:
 
 
 def answering(index: int, value: Any) -> MakeVectorEnv:
-    """Whose step returns something else at a place."""
+    """Return an environment whose step returns something else at a place."""
 
     class Answers(gym.vector.VectorWrapper):
         def step(self, actions: Any) -> Any:
@@ -160,7 +160,7 @@ FINALS: dict[str, tuple[Any, str]] = {
 WHY = {"too large": "1e.300; expected at most .*float32", "text": "of dtype <U3; expected",
        "too large objects": "1e.300; expected at most .*float32",
        "complex": "of dtype complex128; expected"}  # fmt: skip
-"""Final observations in a wrong form, from the ends of episodes; and what the error shows."""
+"""Words in the errors of some cases, besides the name and the value."""
 
 
 @pytest.mark.parametrize("case", FINALS)

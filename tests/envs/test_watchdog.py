@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ended(BaseException):
-    """In place of the end of the process."""
+    """Exception in place of the end of the process."""
 
 
 def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
@@ -43,7 +43,7 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
         yield from range(4)
 
     class HandSet(threading.Event):
-        """An event whose timeouts come when they are asked for, however late."""
+        """Event whose timeouts come on request, however late."""
 
         ticks = life()
 

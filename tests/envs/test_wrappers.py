@@ -61,7 +61,7 @@ def test_only_vectors_have_components() -> None:
 
 
 def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
-    """In even steps the first action is forbidden."""
+    """Forbid the first action in even steps."""
     assert action_mask is None
     return (np.arange(4) > 0) | (obs[:, 2:] % 2 == 1)
 

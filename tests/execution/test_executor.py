@@ -39,10 +39,7 @@ NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ 
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
-    """In place of `compile_for`.
-
-    The function that would be compiled, after a call such as tracing makes.
-    """
+    """Stand in for `compile_for`, and return the function itself."""
     return function
 
 
@@ -143,7 +140,7 @@ WAITS = (
 
 
 class Looks(TorchDispatchMode):
-    """Notes the operations that need a tensor's values to go on: each of them waits for a GPU."""
+    """Record of the operations that need a tensor's values: each of them waits for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +156,7 @@ class Looks(TorchDispatchMode):
 
 
 def looks(config: Config) -> list[str]:
-    """What is looked at in two iterations, with the auxiliary phase between them."""
+    """Return the operations of two iterations, with an auxiliary phase, that wait for values."""
     run = open_run(config)
     with Looks() as seen:
         learn(run)

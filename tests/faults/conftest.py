@@ -13,7 +13,7 @@ import pytest
 
 @dataclass
 class Fault:
-    """What one test injects: how many, and how many of them held.
+    """One injected fault: number of tries, and of those that held.
 
     Attributes:
         id: names it in the table, F-01 and on.
@@ -35,7 +35,7 @@ class Fault:
 
 @pytest.fixture
 def is_full(request: pytest.FixtureRequest) -> bool:
-    """Whether every fault is injected, or a few of each kind."""
+    """Return true if every fault is injected, not a few of each kind."""
     return request.config.getoption("--faults") == "full"
 
 
@@ -43,7 +43,7 @@ def is_full(request: pytest.FixtureRequest) -> bool:
 def fault(
     request: pytest.FixtureRequest, is_full: bool, record_property: Callable[[str, object], None]
 ) -> Iterator[Fault]:
-    """The fault of a test's mark `fault(id, what, short, full)`."""
+    """Return the fault of a test's mark `fault(id, what, short, full)`."""
     mark = request.node.get_closest_marker("fault")
     name, what, short, full = mark.args
     made = Fault(name, what, full if is_full else short)

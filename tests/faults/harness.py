@@ -31,11 +31,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "lstm": {"aux": tiny_aux(every=2), "model.memory": "lstm", "model.memory_size": 8,
              "ppo.minibatch_by": "segments", "obs_norm": OBS_NORM},
 }  # fmt: skip
-"""What is trained: how it differs from a small PPO on CartPole."""
+"""Kinds of runs: differences from a small PPO on CartPole."""
 
 
 def small(folder: Path, kind: str, **changes: Any) -> Config:
-    """A run of 12 iterations, with a checkpoint after every one."""
+    """Return the configuration of a run of 12 iterations with a checkpoint after each."""
     config = replace(
         tiny(folder, total_env_steps=12 * 64),
         env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
@@ -45,19 +45,19 @@ def small(folder: Path, kind: str, **changes: Any) -> Config:
 
 
 def run_directory(folder: Path) -> Path | None:
-    """The run in a folder, once it is there."""
+    """Return the run's directory in a folder, or None before it is there."""
     return next((path.parent for path in folder.glob("*/config.json")), None)
 
 
 def only_run(folder: Path) -> RunDirectory:
-    """The run in a folder."""
+    """Return the run in a folder."""
     path = run_directory(folder)
     assert path is not None, "no run"
     return RunDirectory(path)
 
 
 def begin_or_resume(folder: Path, kind: str, **changes: Any) -> None:
-    """What a user's script does: go on where there is something to go on from."""
+    """Resume the run if there is a checkpoint, else start one, as a user's script does."""
     path = run_directory(folder)
     if path is not None and not RunDirectory(path).checkpoints:
         shutil.rmtree(path)
@@ -89,7 +89,7 @@ def start_group(folder: Path, kind: str) -> subprocess.Popen[bytes]:
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session that have not ended."""
+    """Return the processes of a session that have not ended."""
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -109,7 +109,7 @@ def _child(task: Callable[..., None], args: tuple[Any, ...], errors: Path) -> No
 
 
 def start(folder: Path, task: Callable[..., None], *args: Any) -> BaseProcess:
-    """Start `task` in a process of its own; what it says to stderr is in `errors.txt`."""
+    """Start `task` in a new process, with its stderr in `errors.txt`."""
     folder.mkdir(parents=True, exist_ok=True)
     process = _SERVER.Process(target=_child, args=(task, args, folder / "errors.txt"))
     process.start()
@@ -117,7 +117,7 @@ def start(folder: Path, task: Callable[..., None], *args: Any) -> BaseProcess:
 
 
 def finish(folder: Path, task: Callable[..., None], *args: Any, seconds: float = 120.0) -> None:
-    """Run `task` in a process of its own to its end, which has to be a good one."""
+    """Run `task` in a new process to its end, without an error."""
     process = start(folder, task, *args)
     process.join(seconds)
     code, said = process.exitcode, (folder / "errors.txt").read_text()
@@ -126,7 +126,7 @@ def finish(folder: Path, task: Callable[..., None], *args: Any, seconds: float =
 
 
 def left_behind(files: Iterable[Path]) -> list[Path]:
-    """The files that still exist and that no process holds: what a program forgot to release.
+    """Return the files that a program forgot to release: they exist, and no process holds them.
 
     A file that a process holds belongs to another test, which runs beside this one.
     """
@@ -144,7 +144,7 @@ def left_behind(files: Iterable[Path]) -> list[Path]:
 def wait_for(
     what: Callable[[], Any], seconds: float = 100.0, instead: Callable[[], Any] | None = None
 ) -> Any:
-    """The first true value of `what`; `instead` says what there is while it does not come."""
+    """Return the first true value of `what`; a failure shows the result of `instead`."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
         assert time.monotonic() < deadline, f"it did not come; {instead and instead()}"
@@ -153,7 +153,7 @@ def wait_for(
 
 
 def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    """What a finished run leaves: the state of its last checkpoint and its rows, without times."""
+    """Return the last checkpoint's state of a finished run, and its rows without times."""
     files = only_run(folder)
     (state, chunks), rejected = load_checkpoint(files.checkpoint_folder, run_id=files.card["run"])
     assert not rejected and not list(files.checkpoint_folder.glob(".*")), "something is left over"
@@ -165,7 +165,7 @@ def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
 
 
 def assert_unbroken(folder: Path, unbroken: tuple[dict[str, Any], Any]) -> None:
-    """What a run left is what the unbroken one did, to the bit."""
+    """Check that a run ended with the state and rows of the unbroken one, to the bit."""
     state, rows = left(folder)
     assert_same(unbroken[0], state)
     assert_same(unbroken[1], rows)

@@ -29,7 +29,7 @@ STOPPED, BEFORE = "step-000000000160", "step-000000000128"
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    """A run that was stopped in the middle of a phase, and what becomes of it undamaged."""
+    """Return a run stopped within a phase, and what becomes of it undamaged."""
     folder = tmp_path_factory.mktemp("stopped")
     config = tiny(folder, aux=tiny_aux(every=3), total_env_steps=192)
     config = config.with_updates({"checkpoint.every_minutes": 0.0, "log.console": "plain"})
@@ -48,7 +48,7 @@ FILES = (
 
 
 def damages(path: Path, draw: random.Random, few: bool) -> Iterator[bytes | None]:
-    """Contents to put in the file's place; None removes it."""
+    """Return contents to put in the file's place; None removes it."""
     whole = path.read_bytes()
     yield from (None, b"", b"\0" * len(whole), b"[1]")
     for _ in range(2 if few else 22):
@@ -103,7 +103,7 @@ def test_all_checkpoints_bad(tmp_path: Path, fault: Fault, stopped: Stopped) -> 
 
 
 class Canary:
-    """Makes a file when it is unpickled."""
+    """Object that makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class Canary:
 
 
 def malicious(canary: Path) -> Iterator[bytes]:
-    """Contents that a careless reader would execute, or fill the memory with."""
+    """Return contents that a careless reader would execute, or fill the memory with."""
     yield pickle.dumps(Canary(canary))
     torch_file = canary.with_suffix(".pt")
     torch.save({"weights": Canary(canary)}, torch_file)

@@ -1,4 +1,4 @@
-"""What only watches a run changes nothing in it, and only the seed does."""
+"""Only the seed changes a run; displays, logs and evaluations do not."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOMENTS = (1, 2, 8, 9, 21)
 
 
 def _cases(parallel: str) -> list[tuple[str, int | str]]:
-    """What goes wrong, and when."""
+    """Return faults of environments, and when they happen."""
     steps = [*product((*RAISES[:2], *ANSWERS), MOMENTS)]
     seen = [what for what in ANSWERS if what in ("shape", "dtype", "ragged", "keys", "None")]
     resets = product((*RAISES[:2], *seen), ("first reset", "later reset"))

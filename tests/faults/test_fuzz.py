@@ -32,7 +32,7 @@ def _strange(draw: random.Random, depth: int = 0) -> Any:
 
 
 def _mutated_tree(tree: Any, draw: random.Random) -> Any:
-    """The tree with one thing in it replaced, removed, added or moved."""
+    """Return the tree with one thing in it replaced, removed, added or moved."""
     places: list[tuple[Any, Any]] = []
 
     def visit(node: Any) -> None:
@@ -83,7 +83,7 @@ READERS: dict[str, Callable[[RunDirectory], object]] = {
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in the middle of a phase."""
+    """Return a run that was stopped within a phase."""
     config = tiny(tmp_path_factory.mktemp("fuzz"), aux=tiny_aux(every=3))
     return train(config, make_env=corridor).directory
 

@@ -1,4 +1,4 @@
-"""Runs that are killed or told to end at any time go on as if nothing had been."""
+"""Runs that are killed or interrupted at any time resume as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.helpers import assert_same
 
 @cache
 def unbroken(kind: str) -> tuple[tuple[dict[str, Any], Any], float]:
-    """What a run leaves that nobody disturbs, and the seconds it takes."""
+    """Run without interruption; return what the run left, and the seconds it took."""
     folder = Path(mkdtemp())
     started = time.monotonic()
     finish(folder, begin_or_resume, folder, kind)

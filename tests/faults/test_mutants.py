@@ -53,7 +53,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("training/evaluation.py", "AgentInput(step.obs, ended,",
      "AgentInput(step.obs, ended & False,", "tests/training/test_evaluate.py -k memory"),
 )  # fmt: skip
-"""A file of the package, what is there, what is put there, and the tests that have to fail."""
+"""Mistakes: file of the package, text, replacement, and the tests that must fail."""
 
 
 @pytest.mark.long

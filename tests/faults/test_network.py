@@ -23,7 +23,7 @@ STEPS, ENVS = 20_480, 8
 
 
 class Machines:
-    """Two of them, with the addresses 10.77.N.1 and 10.77.N.2."""
+    """Two network namespaces with the addresses 10.77.N.1 and 10.77.N.2."""
 
     def __init__(self, number: int) -> None:
         self.names = [f"phasicrl-{os.getpid()}-{end}" for end in (1, 2)]
@@ -59,7 +59,7 @@ class Machines:
                 run("ip", "netns", "del", name)
 
     def start(self, folder: Path, *words: str) -> list[subprocess.Popen[bytes]]:
-        """The README's command for several machines, on both."""
+        """Start the command of the pages for several machines on both."""
         started = []
         folder.mkdir(parents=True, exist_ok=True)
         for number, (name, card, address) in enumerate(
@@ -88,7 +88,7 @@ def run(*command: str) -> None:
 
 @pytest.fixture
 def machines(is_full: bool) -> Iterator[Machines]:
-    """Two machines; skipped where nobody may make any, and where there are no minutes for them."""
+    """Make two machines; skip the test where that is not allowed, or in a short run."""
     if not is_full:
         pytest.skip("takes three minutes: make test-faults")
     made = Machines(os.getpid() % 250)
@@ -104,7 +104,7 @@ def machines(is_full: bool) -> Iterator[Machines]:
 
 
 def said(folder: Path) -> str:
-    """What both have printed."""
+    """Return what both machines have printed."""
     return "".join(path.read_text() for path in folder.glob("said-*.txt"))
 
 
@@ -114,7 +114,7 @@ def finish(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def begun(folder: Path) -> bool:
-    """Whether a few iterations are done."""
+    """Return true if a few iterations are done."""
     return any(len(path.read_text().splitlines()) > 3 for path in folder.glob("*/metrics.jsonl"))
 
 

@@ -29,7 +29,7 @@ BAD_ITERATION = 3
 
 
 class Bad(Corridor):
-    """Gives a bad number in its 20th step: in the third iteration of `tiny`."""
+    """Environment with a bad number in its 20th step: in the third iteration of `tiny`."""
 
     def __init__(self, what: str, number: float) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def exiting() -> Iterator[None]:
 
 
 def begin_or_resume(folder: Path, changes: dict[str, Any]) -> None:
-    """What `train … --resume auto` does."""
+    """Do what `train … --resume auto` does."""
     path = run_directory(folder)
     with exiting():
         if path is not None and RunDirectory(path).checkpoints:
@@ -82,44 +82,44 @@ def finish(folder: Path, size: int = 2) -> None:
 
 
 def said(folder: Path) -> list[str]:
-    """What each process has said to stderr."""
+    """Return each process's stderr."""
     return [path.read_text() for path in sorted(folder.glob("errors-*.txt"))]
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint."""
+    """Return the newest checkpoint."""
     path = run_directory(folder)
     return next(reversed(list_checkpoints(path / "checkpoints")), None) if path else None
 
 
 def is_amid_a_phase(checkpoint: Path | None) -> bool:
-    """Whether it is of a multiple of one rollout, not of the two of a phase; not of the first."""
+    """Return true if the checkpoint is within a phase of two rollouts, after the first phase."""
     name = checkpoint.name.removeprefix("step-") if checkpoint else ""
     return name.isdigit() and int(name) >= 192 and int(name) % 128 == 64
 
 
 @cache
 def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
-    """What two processes leave that nobody disturbs, what the second has, and their seconds."""
+    """Run two processes without a fault; return what both left, the second's part, and seconds."""
     folder, started = Path(mkdtemp()), time.monotonic()
     finish(folder)
     return left(folder), second(folder), time.monotonic() - started
 
 
 def second(folder: Path) -> Any:
-    """What the second process has in the newest checkpoint."""
+    """Return the second process's part of the newest checkpoint."""
     return load_part(only_run(folder).checkpoints[-1], rank=1)
 
 
 def tree(part: Any) -> dict[str, Any]:
-    """What a process has saved, but for the clock and where."""
+    """Return what a process has saved, without its time and folder."""
     found = dict(part.tree) | {"chunks": part.chunks}
     del found["seconds"], found["config"]
     return found
 
 
 def assert_as_unbroken(folder: Path) -> None:
-    """Both processes have, to the bit, what they would have had without any fault."""
+    """Check that both processes ended as without a fault, to the bit."""
     expected, of_second, _ = unbroken()
     assert_unbroken(folder, expected)
     assert_same(tree(of_second), tree(second(folder)))
@@ -160,7 +160,7 @@ def start_torchrun(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int | None:
-    """The process of a rank; None while there is none."""
+    """Return the process of a rank; None while there is none."""
     for pid in session(launcher.pid):
         with suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -225,7 +225,7 @@ def test_a_signal_to_one_rank_ends_all(tmp_path: Path, fault: Fault) -> None:
 
 
 def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> None:
-    """One process cannot write its part any more from the sixth checkpoint on."""
+    """Train, while one process cannot write its part from the sixth checkpoint on."""
     plain, calls = checkpoint._write_part, []
 
     def write(*args: Any) -> Any:
@@ -262,7 +262,7 @@ def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_ful
 def test_another_number_of_ranks_resumes(
     tmp_path: Path, before: int, now: int, fault: Fault, is_full: bool
 ) -> None:
-    """In the middle of a phase: its rollouts are dealt out anew, environments start anew."""
+    """The rollouts of the phase are divided again, and environments start new episodes."""
     if not is_full and (before, now) != (2, 1):
         pytest.skip("one change is enough, but for make test-faults")
     for _ in fault:
@@ -278,7 +278,7 @@ def test_another_number_of_ranks_resumes(
 
 
 class Failing(gym.Wrapper[Any, Any, Any, Any]):
-    """Sends signals to its own process, and fails two steps later."""
+    """Environment that sends signals to its process, and fails two steps later."""
 
     steps = 0
     failing: ClassVar[set[str]] = set()
@@ -294,7 +294,7 @@ class Failing(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def train_failing(folder: Path, failing: set[str], told: set[str]) -> None:
-    """Train with environments that fail in some processes while some are told to end."""
+    """Train with environments that fail in some processes while others get a signal."""
     Failing.failing, Failing.told = failing, told
     config = small(folder, "ppo", **{"compute.rank_timeout": 20.0, "checkpoint.every_minutes": 60})
     with exiting():
@@ -316,7 +316,7 @@ def test_a_failure_after_a_signal_is_saved_and_reported(
 
 
 def train_and_call(folder: Path) -> None:
-    """A function of the user's fails in one process."""
+    """Train with a callback that fails in one process."""
 
     def on_iteration(run: Run, _: object) -> None:
         if run.iteration == 3 and run.world.rank == 1:
@@ -333,7 +333,7 @@ def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> N
 
 
 def begin_otherwise(folder: Path) -> None:
-    """What `--resume auto` does where one process does not see the run."""
+    """Do what `--resume auto` does where one process does not see the run."""
     config = small(folder, "ppo", **{"compute.rank_timeout": 20.0})
     with exiting():
         if os.environ["RANK"] == "0":
@@ -350,7 +350,7 @@ def test_one_rank_resumes_and_the_other_starts(tmp_path: Path) -> None:
 
 
 def train_with(folder: Path, words: list[list[str]]) -> None:
-    """The command line, with words of its own in each process."""
+    """Run the command line with other words in each process."""
     own = words[int(os.environ["RANK"]) % len(words)]
     common = ["train", "classic-ppo", "--log.no-tensorboard", "--total-env-steps", "2000"]
     raise SystemExit(main([*common, "--output-dir", str(folder / "runs"), *own]))
@@ -381,7 +381,7 @@ def test_others_who_do_not_come_are_waited_for_so_long(tmp_path: Path) -> None:
 
 
 def train_elsewhere(folder: Path) -> None:
-    """Each process in a folder of its own, as on machines that share none."""
+    """Train with a separate folder for each process, as on machines that share none."""
     own = folder / os.environ["RANK"]
     own.mkdir()
     os.chdir(own)
@@ -398,7 +398,7 @@ def test_a_folder_that_the_processes_do_not_share_is_seen_by_all(tmp_path: Path)
 
 
 def train_in_a_group(folder: Path) -> None:
-    """A program that has made a process group, and goes on with it afterwards."""
+    """Train in a program that has a process group, and uses it afterwards."""
     dist.init_process_group("gloo")
     train(small(folder, KIND, **{"compute.rank_timeout": 20.0}))
     number = torch.tensor([1.0 + dist.get_rank()])
@@ -414,7 +414,7 @@ def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> Non
 
 
 def train_out_of_memory(folder: Path) -> None:
-    """A gradient step fails in one process, between two exchanges."""
+    """Train, with a gradient step that fails in one process between two exchanges."""
     plain, calls = EagerStep.__call__, []
 
     def fail(*args: Any, **kwargs: Any) -> Any:

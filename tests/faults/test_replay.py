@@ -28,7 +28,7 @@ BEFORE, AFTER = 250, 300
 
 
 def tasks(family: str) -> list[EnvConfig]:
-    """All tasks of a family; of EnvPool's, as far as this package says that it can replay them."""
+    """Return all tasks of a family; of EnvPool's, those that this package says it can replay."""
     if family == "gymnasium":
         names = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Acrobot-v1", "Blackjack-v1")
         return [EnvConfig(id=f"gymnasium:{name}", num_envs=3) for name in names]
@@ -43,7 +43,7 @@ def tasks(family: str) -> list[EnvConfig]:
 
 
 def draw(envs: VectorEnv, generator: np.random.Generator) -> torch.Tensor:
-    """Random actions `[B]` or `[B, K]`."""
+    """Draw random actions `[B]` or `[B, K]`."""
     layout, widths = ActionLayout(envs.action_space), count_choices(envs.action_space)
     shape = (envs.num_envs, *layout.shape)
     if widths:
@@ -107,9 +107,9 @@ for task in sys.argv[2:]:
 
 
 def answers(tasks: list[str], folder: Path, seconds: float = 60) -> Iterator[list[str]]:
-    """What each task says of itself, without those whose C++ never comes back, or ends the process.
+    """Yield each task's answer, without tasks whose C++ hangs or ends the process.
 
-    It is said in a file: C++ prints as well.
+    Answers go through a file, because C++ prints as well.
     """
     file = folder / "said.txt"
     while tasks:

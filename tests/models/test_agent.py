@@ -41,7 +41,7 @@ def make_agent(
     actions: gym.Space[Any] = ACTIONS, *, model: dict[str, Any] | None = None,
     auxiliary: bool = True, seed: int = 0, **options: Any,
 ) -> Agent:  # fmt: skip
-    """An agent with networks of one layer, or a small IMPALA network for images."""
+    """Make an agent with networks of one layer, or a small IMPALA network for images."""
     encoder: dict[str, Any] = {"encoder": "mlp" if space is VECTORS else "impala"}
     model = {"hidden_sizes": (8,), "channels": (4, 4), **encoder, **(model or {})}
     config, generator = ModelConfig(value_path=value_path, **model), Generator().manual_seed(seed)
@@ -61,7 +61,7 @@ def observations(space: gym.Space[Any] = VECTORS) -> Tensor:
 
 
 def stored(agent: Agent) -> Tensor:
-    """Random observations of `TREE` as they lie in a rollout."""
+    """Return random observations of `TREE` in the form in which a rollout has them."""
     TREE.seed(0)
     samples, utils = [TREE.sample() for _ in range(S * L)], gym.vector.utils
     batch = utils.concatenate(TREE, samples, utils.create_empty_array(TREE, S * L))
@@ -73,13 +73,13 @@ def ask(agent: Agent, obs: Tensor, action_mask: Tensor | None = None) -> AgentOu
 
 
 def values_of(output: AgentOutput) -> Tensor:
-    """V and the auxiliary value, `[2, S, L]`."""
+    """Return V and the auxiliary value, `[2, S, L]`."""
     assert output.aux_value is not None
     return torch.stack([output.value, output.aux_value])
 
 
 def reached(agent: Agent, loss: Tensor) -> set[str]:
-    """Parts of the agent to which a loss sends a gradient: their names' first words."""
+    """Return the agent's parts that get a gradient from a loss: first words of their names."""
     names, parameters = zip(*agent.named_parameters(), strict=True)
     loss = loss.square().sum()
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
@@ -171,7 +171,7 @@ def test_policy_and_value_alone_spare_the_other_network() -> None:
 
 
 def make_custom_encoder(num_features: Any = 7) -> nn.Module:
-    """A user's encoder."""
+    """Make a user's encoder."""
     encoder: Any = nn.Sequential(nn.Linear(6, 7))
     if num_features is not None:
         encoder.num_features = num_features
@@ -213,7 +213,7 @@ class Encoder(nn.Module):
 
 
 def make_head(name: str, num_features: int, num_outputs: int) -> nn.Module | None:
-    """Two layers for policy and value; the auxiliary value has the usual head."""
+    """Make two layers for policy and value; the auxiliary value has the usual head."""
     if name == "aux_value":
         return None
     hidden = nn.Linear(num_features, 3)
@@ -347,7 +347,7 @@ def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
 
 
 class Groups(gym.Env[Any, Any]):
-    """One step; the critic alone sees whether the reward will be 1 or −1."""
+    """Episodes of one step; the critic alone sees whether the reward will be 1 or −1."""
 
     observation_space = gym.spaces.Dict(
         actor=gym.spaces.Box(-1, 1, (2,), np.float32),

@@ -62,7 +62,7 @@ def set_outputs(head: PolicyHead, outputs: list[float]) -> None:
 
 
 def random_mask(head: PolicyHead, space: gym.Space[Any], *shape: int, seed: int = 0) -> Tensor:
-    """A mask that allows at least the first option of every component."""
+    """Draw a mask that allows at least the first option of every component."""
     mask = torch.rand(*shape, head.mask_size, generator=Generator().manual_seed(seed)) < 0.5
     mask[..., np.cumsum([0, *count_choices(space)])[:-1].tolist()] = True
     return mask

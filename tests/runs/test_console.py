@@ -1,4 +1,4 @@
-"""What a person sees of a run: plain lines, the live display, or nothing."""
+"""A run's console: plain lines, the live display, or nothing."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
 
 
 def text_of(terminal: io.StringIO) -> str:
-    """What was sent, without the codes for colors and the cursor."""
+    """Return the printed text, without the codes for colors and the cursor."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
 
 
 @contextmanager
 def shown(settings: Config, stream: TextIO, env_steps: int = 0) -> Iterator[Display]:
-    """A display that is closed at the end."""
+    """Open a display, and close it at the end."""
     display = Display(settings, env_steps, stream)
     yield display
     display.close()
@@ -138,7 +138,7 @@ def test_nothing_is_shown_where_there_is_no_stream(choice: str) -> None:
 
 
 def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
-    """Two iterations, the second with an auxiliary phase, and the beginning of a third."""
+    """Show two iterations, the second with an auxiliary phase, and the start of a third."""
     with shown(settings, terminal) as display:
         display.show_stage("rollout")
         clock.now += 5

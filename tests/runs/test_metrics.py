@@ -283,7 +283,7 @@ def test_without_wandb_the_error_names_the_extra(
 
 
 def plain(log: MetricsLog) -> MetricsLog:
-    """The log, on a display that prints."""
+    """Return the log, on a display that prints."""
     log._display = Display(config(console="plain"), 0, sys.stdout)
     return log
 

@@ -18,7 +18,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with a package in it, committed."""
+    """Make a repository with a package in it, committed."""
     package = tmp_path / "checkout" / "src" / "package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

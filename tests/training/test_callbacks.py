@@ -18,7 +18,7 @@ from tests.helpers import assert_same, corridor, tiny, tiny_aux
 
 
 class Recorder(Callbacks):
-    """Note every call with the environment steps, log a number in each, stop or fail on demand."""
+    """Callbacks that note every call with its step, log a number, and stop or fail on demand."""
 
     def __init__(self, *, stop_at: int = 0, fail_in: str = "") -> None:
         self.stop_at, self.fail_in = stop_at, fail_in

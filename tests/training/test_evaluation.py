@@ -30,7 +30,7 @@ from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tin
 
 
 def evaluated(tmp_path: Path, **changes: Any) -> Config:
-    """Four iterations, an evaluation after every second one."""
+    """Return a run of four iterations, with an evaluation after every second one."""
     few = {"evaluation.every_iterations": 2, "evaluation.episodes": 3}
     return tiny(tmp_path, total_env_steps=128).with_updates(few | changes)
 
@@ -57,7 +57,7 @@ def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) 
 
 
 def watch_environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The options with which environments of evaluations are made from now on."""
+    """Record the options with which environments of evaluations are made from here on."""
     made, make = [], periodic_evaluation.make_evaluation_envs
 
     def watched(config: Config, **options: Any) -> VectorEnv:
@@ -81,7 +81,7 @@ def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
 
 
 def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, Tensor]]:
-    """Evaluations reach these returns, one after the other; gives the weights that they saw."""
+    """Have evaluations reach these returns in turn; return the weights that they saw."""
     seen: list[dict[str, Tensor]] = []
 
     def play(agent: Any, *_: Any, **__: Any) -> Episodes:
@@ -95,7 +95,7 @@ def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, T
 def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1, 3, 2 and 3 again the first 3 is the best, and is not written over by an equal."""
+    """The first 3 of 1, 3, 2 and 3 is the best; an equal return does not replace it."""
     config = evaluated(tmp_path, **{"evaluation.every_iterations": 1})
     with monkeypatch.context() as patch:
         seen = scores(patch, 1.0, 3.0, 2.0, 3.0)
@@ -115,7 +115,7 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
 def test_both_kinds_of_levels_and_their_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is best is decided on levels that were not trained on: the first weights, of 2 and 1."""
+    """The best weights are chosen on unseen levels: the first ones, of returns 2 and 1."""
     config = evaluated(tmp_path).with_updates({"evaluation.levels": "both"})
     made, seen = watch_environments(monkeypatch), scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
     run = train(config, make_env=Corridor)
@@ -131,7 +131,7 @@ SHORT = "gymnasium:ShortCartPole-v0"
 
 @pytest.fixture
 def short_cartpole() -> Iterator[None]:
-    """CartPole with episodes of at most seven steps."""
+    """Register CartPole with episodes of at most seven steps."""
     entry = "gymnasium.envs.classic_control:CartPoleEnv"
     gym.register("ShortCartPole-v0", entry, max_episode_steps=7)
     yield
@@ -290,7 +290,7 @@ def test_what_only_adorns_an_evaluation_does_not_end_the_run(
 
 
 def no_room(write: Callable[..., int], suffix: str) -> Callable[..., int]:
-    """Writes texts, but none into files that end so."""
+    """Write texts, but fail for files with this ending."""
 
     def writing(path: Path, *text: Any, **how: Any) -> int:
         if path.suffix == suffix:

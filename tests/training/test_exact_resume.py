@@ -31,13 +31,13 @@ from tests.helpers import (
 
 
 def epoch_rows(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run's epochs without their times."""
+    """Return the rows of a run's epochs without their times."""
     lines = (directory / EPOCHS_FILE).read_text().splitlines()
     return [json.loads(line) | {"wall_time": 0} for line in lines]
 
 
 class Drawing(gym.Env[np.ndarray, Any]):
-    """Draws in every step, from the generator that Gymnasium gives it, and ends by chance."""
+    """Environment that draws from Gymnasium's generator in every step, and ends by chance."""
 
     observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -57,7 +57,7 @@ class Drawing(gym.Env[np.ndarray, Any]):
 
 
 class CutOff(Drawing):
-    """Its episodes are truncated by chance."""
+    """`Drawing` whose episodes are truncated by chance."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, over, _, info = super().step(action)
@@ -65,7 +65,7 @@ class CutOff(Drawing):
 
 
 class Hidden(Drawing):
-    """Draws from a generator of its own, which nobody can bring back."""
+    """Environment with a private generator, which cannot be restored."""
 
     _own = np.random.default_rng()
 
@@ -155,7 +155,7 @@ def test_environments_without_replay_are_reported_and_start_new_episodes(
 
 
 class _Stop(Exception):
-    """Ends a run where a test wants it."""
+    """End of a run at the place that a test chooses."""
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ class _Stop(Exception):
 def test_in_the_middle_of_an_auxiliary_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """Stopped before and between epochs, it goes on with the next epoch: none is made twice."""
+    """A run stopped before or between epochs resumes with the next epoch: none is repeated."""
     config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
     config = config.with_updates({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)

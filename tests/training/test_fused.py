@@ -31,7 +31,7 @@ B, T = 5, 9  # three calls of three steps
 
 
 class ShortCartPole(TensorCartPole):
-    """Cuts episodes after 3, 4, … steps."""
+    """CartPole with episodes of 3, 4, … steps."""
 
     def step(self, action: Tensor) -> Any:
         obs, reward, terminated, _, info = super().step(action)
@@ -39,7 +39,7 @@ class ShortCartPole(TensorCartPole):
 
 
 class ResettingCartPole:
-    """Resets in its steps, and hands over final observations."""
+    """CartPole that resets in its steps, and returns final observations."""
 
     def __init__(self, num_envs: int) -> None:
         self._inner = ShortCartPole(num_envs)
@@ -56,7 +56,7 @@ class ResettingCartPole:
 
 
 class Infinite(TensorCartPole):
-    """Returns an infinite reward in its seventh step."""
+    """CartPole with an infinite reward in its seventh step."""
 
     def step(self, action: Tensor) -> Any:
         obs, reward, *others = super().step(action)
@@ -64,7 +64,7 @@ class Infinite(TensorCartPole):
 
 
 class Backwards(FusedCollector):
-    """Has the columns of a call in the opposite order."""
+    """CartPole whose call returns its columns in the opposite order."""
 
     @property
     def _names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What cuts a run short leaves the state after its last whole iteration, from which it goes on."""
+"""Interrupted runs keep the state after their last whole iteration, and resume from it."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from tests.faults.harness import wait_for
 from tests.helpers import TRAIN, Clock, assert_same, open_run, stop_at, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
-"""So that whatever is saved before is saved because of what happened."""
+"""Setting without timed checkpoints, so that the test's event causes each."""
 
 
 def weights_after(config: Config, iterations: int) -> dict[str, torch.Tensor]:
-    """Weights of the same run in another folder, stopped in order."""
+    """Return the weights of the same run in another folder, stopped in order."""
     config = replace(config, output_dir=f"{config.output_dir}/other")
     return train(config, make_env=corridor, callbacks=stop_at(iterations)).files.weights()
 
 
 class Struck(Corridor):
-    """Something happens while it steps, in its third rollout of eight steps."""
+    """Environment that calls a function in its third rollout of eight steps."""
 
     steps, strike = 0, staticmethod(lambda: None)
 
@@ -72,7 +72,7 @@ def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, a
 
 @pytest.fixture(autouse=True)
 def _reset_signals() -> Iterator[None]:
-    """As `nohup make test &` would: what is ignored is left to whoever ignores it."""
+    """Reset signals, which `nohup make test &` would have this process ignore."""
     usual = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL)
     usual |= {signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
@@ -186,7 +186,7 @@ def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_a_terminated_process_has_its_exit_code_and_can_be_resumed(tmp_path: Path) -> None:
-    """As a scheduler sees it: SIGTERM, 75, and the same run goes on."""
+    """A scheduler sees exit code 75 after SIGTERM, and the same run resumes."""
     words = f"--output-dir {tmp_path} --log.console off --total-env-steps 10_000_000"
     words += " --compute.compile off --checkpoint.every-minutes none"
     rows = tmp_path.glob
@@ -204,7 +204,7 @@ def test_a_terminated_process_has_its_exit_code_and_can_be_resumed(tmp_path: Pat
 def test_a_full_disk_does_not_end_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It takes nothing while the second and third checkpoint after the first are saved."""
+    """The disk takes nothing while the second and third checkpoint after the first are saved."""
     plain, saved = os.replace, list[str]()
 
     def full(source: Any, target: Any) -> None:
@@ -285,7 +285,7 @@ def test_a_run_that_fails_at_its_start_leaves_nothing(
 def test_a_second_signal_at_shutdown_gives_the_same_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes after the run has saved and restored the handlers of its program."""
+    """The second signal comes after the run has saved and restored its program's handlers."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     with pytest.raises(Preempted) as caught, handle_preemption():

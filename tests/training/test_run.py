@@ -71,11 +71,11 @@ def test_saving_more_often_or_logging_elsewhere_changes_nothing(tmp_path: Path) 
 
 
 class Stopped(Exception):
-    """The power goes."""
+    """Power cut."""
 
 
 def stop_after(iterations: int) -> Callable[[Run, dict[str, float]], None]:
-    """What ends a run as a crash does, right after an iteration."""
+    """Make a callback that ends a run as a crash does, right after an iteration."""
 
     def stop(run: Run, record: dict[str, float]) -> None:
         if run.iteration == iterations:
@@ -85,7 +85,7 @@ def stop_after(iterations: int) -> Callable[[Run, dict[str, float]], None]:
 
 
 def stopped_after(iterations: int, config: Config) -> Path:
-    """A run directory as a crash right after the end of an iteration leaves it."""
+    """Return a run directory as a crash right after the end of an iteration leaves it."""
     with start_run(config, make_env=corridor) as run, pytest.raises(Stopped):
         run.callbacks.on_iteration = stop_after(iterations)
         learn(run)
@@ -380,13 +380,13 @@ def test_a_finished_run_resumes_to_nothing(
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """Every file in a folder, but for the lock, which names the process that had it last."""
+    """Return every file in a folder, except the lock, which names its last process."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def test_what_a_run_lacks_at_its_end_is_written_by_a_resume(tmp_path: Path) -> None:
-    """It was killed after its last checkpoint, before its weights; or that checkpoint is bad."""
+    """The run was killed between its last checkpoint and its weights, or that one is bad."""
     run = train(tiny(tmp_path, checkpoint=EVERY_ITERATION), make_env=corridor)
     weights, card = run.files.weights(), run.files.card
     run.files.write_card(card | {"env_steps": 0})
@@ -423,7 +423,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Unloadable(Corridor):
-    """Has nothing to begin with."""
+    """Environment whose reset fails."""
 
     def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
         raise OSError("no map")
@@ -482,7 +482,7 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
 def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
     tmp_path: Path, damaged: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And it says which checkpoint it passed over."""
+    """The warning names the rejected checkpoint."""
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=512, checkpoint=EVERY_ITERATION)
     directory = stopped_after(3, config.with_updates({"log.console": "plain"}))
     (RunDirectory(directory).checkpoints[-1] / damaged).write_text("torn")
@@ -498,9 +498,9 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
 
 
 class Steady(gym.Env[np.ndarray, np.int64]):
-    """Reward −8 for ever, in episodes that are cut after 25 steps.
+    """Rewards of −8, in episodes that are cut after 25 steps.
 
-    What is seen and done does not count.
+    Observations and actions do not matter.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -539,9 +539,7 @@ def test_observations_enter_their_statistics_once_each_the_first_ones_before_the
 
 
 class Parts(Steady):
-    """What is seen is a tree with numbers, a member of a finite set, and more numbers, far from
-    zero.
-    """
+    """Tree of observations: numbers, a member of a finite set, and numbers far from zero."""
 
     observation_space = gym.spaces.Dict(  # type: ignore[assignment]
         legs=gym.spaces.Box(-1e3, 1e3, (2,), np.float32), mode=gym.spaces.Discrete(3),
@@ -651,7 +649,7 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
 
 
 def poison(network: nn.Module) -> None:
-    """Weights as a step of infinite size leaves them."""
+    """Set the weights to those after a step of infinite size."""
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.fill_(torch.nan)
@@ -696,7 +694,7 @@ NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ 
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoilt(
     tmp_path: Path, compiled: bool
 ) -> None:
-    """In the last iteration too, after which nobody would look at the policy again."""
+    """The last iteration is checked too, after which the policy is not used again."""
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64)
     config = config.with_updates({"compute.compile": "on" if compiled else "off"})
     weights: list[Tensor] = []

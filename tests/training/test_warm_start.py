@@ -17,7 +17,7 @@ from tests.helpers import OBS_NORM, VALUE_NORM, assert_same, corridor, open_run,
 
 
 def begun(tmp_path: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A run, and the weights that it ends with."""
+    """Return a run, and the weights that it ends with."""
     run = train(tiny(tmp_path, obs_norm=OBS_NORM).with_updates(changes), make_env=corridor)
     return run.directory, run.agent.state_dict()
 

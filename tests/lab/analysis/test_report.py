@@ -30,7 +30,7 @@ VOID = {"meta", "br", "wbr", "img", "input", "link", "hr"}
 
 
 class Page(HTMLParser):
-    """Parse a page; keep its open elements, names and addresses."""
+    """Parser of a page that keeps its open elements, names and addresses."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -200,14 +200,14 @@ def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of `#rrggbb` (WCAG 2.1)."""
+    """Return the relative luminance of `#rrggbb` (WCAG 2.1)."""
     parts = np.array([*bytes.fromhex(color[1:])]) / 255
     linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
 
 def contrast(one: str, other: str) -> float:
-    """From 1, the same, to 21, black on white."""
+    """Return the contrast, from 1 for equal colors to 21 for black on white."""
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 

@@ -102,7 +102,7 @@ def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None
 
 
 def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
-    """As of code that was installed from a wheel: its card has `"commit": null`."""
+    """Code installed from a wheel has `"commit": null` in its card."""
     files = RunDirectory(run)
     format_model_card = package_module.format_model_card
     found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
