@@ -81,12 +81,12 @@ class Contestant:
 
 
 def _ours(name: str, preset: str, fields: str, **more: Any) -> Contestant:
-    """Describe ours; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
+    """Return ours; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
     return Contestant(name, "phasicrl", f"{preset} --seed {{seed}} {fields}", **more)
 
 
 def _sb3(name: str, task: str, settings: dict[str, Any], **more: Any) -> Contestant:
-    """Describe SB3 on a task: back end, environment, number of environments, steps."""
+    """Return SB3 on a task: back end, environment, number of environments, steps."""
     words = f"{task} {{seed}} {json.dumps(settings, separators=(',', ':'))}"
     return Contestant(name, "sb3", words, **more)
 
@@ -122,7 +122,7 @@ ZOO_CARTPOLE = {
 
 
 def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
-    """Compare PPO on CartPole with the settings of CleanRL's ppo.py.
+    """Return contestants for PPO on CartPole with the settings of CleanRL's ppo.py.
 
     All are set to the 500,000 steps of that script and stopped at the mark `ends`.
     """
@@ -147,7 +147,7 @@ def _purejaxrl(num_envs: int, total: int) -> Contestant:
 
 
 def _tensors(num_envs: int, total: int, fields: str = "", ends: int = -1) -> tuple[Contestant, ...]:
-    """Compare PPO on CartPole with environments that are functions of tensors in both."""
+    """Return contestants whose environments are functions of tensors."""
     fields = f"--env.num-envs {num_envs} --compute.compile on {fields}"
     preset = "--tensors cpu compat-cleanrl-ppo"
     return (
@@ -157,7 +157,7 @@ def _tensors(num_envs: int, total: int, fields: str = "", ends: int = -1) -> tup
 
 
 def _on_envpool(theirs: Contestant, *, flags: str = "", memory_kept: bool = False) -> Contestant:
-    """Describe a script of CleanRL on our environments, as it is or keeping freed memory."""
+    """Return a script of CleanRL on our environments, as it is or keeping freed memory."""
     name = theirs.name + ", memory kept" * memory_kept
     words = f"{'--keep-memory ' * memory_kept}--envpool {theirs.words} {flags}"
     return replace(theirs, name=name, words=words)
@@ -176,7 +176,7 @@ def _procgen_ppo(total: int, fields: str, begins: int) -> tuple[Contestant, ...]
 def _procgen_ppg(
     total: int, fields: str, begins: int, precisions: dict[str, str]
 ) -> tuple[Contestant, ...]:
-    """Compare PPG on Procgen with one network, as CleanRL has it, and with two.
+    """Return contestants for PPG on Procgen with one network, as CleanRL has it, and two.
 
     Ours ends with the iteration before the last, because nothing is distilled after the last one;
     CleanRL's marks an iteration before it distills, so that two marks have one auxiliary phase

@@ -99,9 +99,9 @@ OPENED: list[Run] = []
 """Runs to be closed at the end of the test."""
 
 
-def open_run(config: Config) -> Run:
-    """Start a run on corridors, and close it at the end of the test."""
-    OPENED.append(start_run(config, make_env=corridor))
+def open_run(config: Config, make_env: Callable[[], gym.Env[Any, Any]] = corridor) -> Run:
+    """Start a run, on corridors by default, and close it at the end of the test."""
+    OPENED.append(start_run(config, make_env=make_env))
     return OPENED[-1]
 
 

@@ -25,9 +25,8 @@ from phasicrl.models.agent import Agent
 from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatches, policy_phase
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
-from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
-from tests.helpers import OPENED, open_run, tiny
+from tests.helpers import open_run, tiny
 
 LOW, HIGH = np.array([-0.5, 0.0], np.float32), np.array([0.25, 2.0], np.float32)
 
@@ -71,12 +70,6 @@ def small(name: str, tmp_path: Path, **changes: Any) -> Config:
     })  # fmt: skip
 
 
-def opened(config: Config, env: gym.Env[Any, Any] | None = None) -> Run:
-    """Start a run on a slider, and close it at the end of the test."""
-    OPENED.append(start_run(config, make_env=Slider if env is None else lambda: env))
-    return OPENED[-1]
-
-
 def collected(run: Run) -> Rollout:
     return run.collect(run.buffer.next_rollout())
 
@@ -93,7 +86,7 @@ def compute_dist_params(run: Run, samples: Rollout | PolicySamples) -> Tensor:
 def test_environments_get_clipped_actions_and_policies_draws(name: str, tmp_path: Path) -> None:
     """Spinning Up does not clip."""
     env = Slider()
-    run = opened(small(name, tmp_path), env)
+    run = open_run(small(name, tmp_path), lambda: env)
     rollout = collected(run)
     draws = rollout.action[0].numpy()
     clipped = draws if name == "compat-spinningup-ppo" else np.clip(draws, LOW, HIGH)
@@ -128,7 +121,7 @@ def finished_paths(rollout: Rollout, gamma: float, lam: float) -> tuple[np.ndarr
 def test_spinning_ups_values_learn_rewards_to_go_and_its_advantages_are_gae(tmp_path: Path) -> None:
     config = small("compat-spinningup-ppo", tmp_path)
     assert (config.ppo.value_target, config.ppo.advantage_std) == ("monte_carlo", "biased")
-    rollout = collected(opened(config))
+    rollout = collected(open_run(config, Slider))
     assert rollout.terminated.any() and rollout.truncated.any()
     samples, _ = compute_targets(rollout, rollout.reward, config.ppo)
     advantages, to_go = finished_paths(rollout, 0.99, 0.97)
@@ -196,7 +189,7 @@ def test_an_iteration_is_spinning_ups(rate: float, stops: bool, tmp_path: Path) 
     config = small("compat-spinningup-ppo", tmp_path, **{"ppo.learning_rate": rate})
     ppo = config.ppo
     assert (ppo.policy_epochs, ppo.value_epochs, ppo.target_kl) == (80, 80, 0.015)
-    run, seen = opened(config), []
+    run, seen = open_run(config, Slider), []
     rollout = collected(run)
     samples, _ = compute_targets(rollout, rollout.reward, ppo)
     theirs = copy.deepcopy(run.agent)
@@ -245,7 +238,7 @@ def scaled_as_gymnasium(reward: np.ndarray, terminated: np.ndarray, gamma: float
 def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: Path) -> None:
     """Time limits are terminations for its advantages, but not for its reward normalizer."""
     run, baselines = (
-        opened(small(name, tmp_path))
+        open_run(small(name, tmp_path), Slider)
         for name in ("compat-cleanrl-ppo-continuous", "compat-baselines-ppo-mujoco")
     )
     assert not run.config.ppo.bootstrap_truncation
@@ -296,7 +289,7 @@ def test_the_loss_of_64_samples_is_the_originals(name: str, ddof: int, tmp_path:
     name = f"compat-{name}"
     config = small(name, tmp_path, **{"ppo.num_minibatches": 1, "ppo.entropy_coef": 0.01})
     assert get_preset(name).batch_size // get_preset(name).ppo.num_minibatches == 64
-    run = opened(config)
+    run = open_run(config, Slider)
     rollout = collected(run)
     noise = partial(torch.randn, 1, 64, generator=Generator().manual_seed(5))
     rollout.value_target.copy_(rollout.value + noise())

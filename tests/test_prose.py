@@ -23,6 +23,7 @@ from tools.prose import find_problems
         ("src/x.py", "raise ValueError('it is 3; expected 1')\n", "src/x.py:1: the error is not"),
         ("src/x.py", "raise ValueError(f'{x} is bad: {error}')\n", "src/x.py:1: the error is not"),
         ("tests/x.py", 'def f():\n    """Which one."""\n', "tests/x.py:2: the docstring begins"),
+        ("tests/x.py", 'def f():\n    """The one."""\n', "tests/x.py:1: the docstring begins"),
     ],
 )
 def test_planted_words_are_found(file: str, text: str, expected: str) -> None:

@@ -19,7 +19,7 @@ ALLOWED = {("src/phasicrl/envs/processes.py", "cloudpickle")}
 
 
 def forbidden(text: str) -> list[str]:
-    """Yield the forbidden calls and imports of a source text."""
+    """Return the forbidden calls and imports of a source text."""
     found: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):

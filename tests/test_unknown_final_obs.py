@@ -155,7 +155,7 @@ def test_ppg_trains_on_a_simulator_of_tensors(tmp_path: Path, end: str, memory: 
 
 
 class Rubbish(TensorEnvs):
-    """Script without final observations, with any reward in the steps before them."""
+    """Simulator that loses final observations, and pays `paid` in the steps that led to them."""
 
     def __init__(self, num_envs: int, paid: float) -> None:
         super().__init__(PlainCounting, num_envs, "lost")

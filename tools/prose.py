@@ -33,6 +33,8 @@ Exceptions: an `unknown` name, and `<place>: {error}`, which puts a place before
 """
 FIRST = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As|Which|That|If|Where|Those)\b")
 """Beginnings of docstrings that are neither a verb nor a noun."""
+ARTICLE = re.compile(r"(A|An|The|All|Each|Every|Our|Their)\b")
+"""Beginnings of nouns, with which the docstring of a function does not begin."""
 
 
 def find_problems(path: Path, text: str) -> Iterator[str]:
@@ -40,6 +42,10 @@ def find_problems(path: Path, text: str) -> Iterator[str]:
     in_part = path.parts[0] in IN_PART
     for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
         match node:
+            case ast.FunctionDef(
+                name=name, body=[ast.Expr(ast.Constant(value=str(value))), *_]
+            ) if not name.startswith("test_") and (found := ARTICLE.match(value)):
+                yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}; use a verb"
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if in_part:
                 if found := WORDS.search(name.replace("_", " ")):
                     yield f"{path}:{node.lineno}: {name} has {found[0]!r}"

@@ -60,7 +60,7 @@ def metrics_page() -> str:
 
 
 def options_page() -> str:
-    """Return every option with its default and its sentence."""
+    """Return the page of options, each with its default and its sentence."""
     text = (
         "# Options\n\nThe path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. `none` "
         "switches off what can be off, and `--no-` what is on or off: `--env.no-action-masks`. In "
@@ -83,7 +83,7 @@ def options_page() -> str:
 
 
 def presets_page() -> str:
-    """Return every preset with its source and its difference to its parent."""
+    """Return the page of presets, each with its source and its difference to its parent."""
     text = (
         "# Presets\n\n`phasicrl presets NAME` shows source, differences and runs. "
         "Results that name no seeds are of [report seeds](../../CONTRIBUTING.md#seeds), on "
@@ -129,7 +129,7 @@ def in_suites(row: dict[str, str]) -> list[str]:
 
 
 def tricks_page() -> str:
-    """Return every trick with its source, function and option, and its value in some presets."""
+    """Return the page of tricks: source, function, option, and its value in some presets."""
     apart = SUITES["tricks-one-out"].small
     text = (
         "# Tricks\n\nSource, function and option of each trick, its value in five presets, and "

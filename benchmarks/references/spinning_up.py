@@ -45,7 +45,7 @@ class Logger:
         return lambda *args, **options: None
 
     def dump_tabular(self) -> None:
-        """Record the end of an iteration."""
+        """Mark the end of an iteration."""
 
 
 class Environment:

@@ -253,7 +253,7 @@ class Faulty(gym.Env[np.ndarray, Any]):
 
 
 class FaultyStructure(Structured):
-    """`Structured` whose third observation has one part replaced, or lacks it."""
+    """`Structured` with one part of the observation replaced or missing from step 3 on."""
 
     def __init__(self, part: str, value: Any) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class FaultyStructure(Structured):
 
 
 class FaultyMask(gym.Env[np.ndarray, Any]):
-    """Environment with the given mask at the third step; None for no mask."""
+    """Environment with the given mask from the third step on; None for no mask."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.MultiDiscrete([2, 3])

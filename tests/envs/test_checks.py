@@ -301,7 +301,7 @@ def test_masks_that_come_late_are_refused() -> None:
 
 
 class Wide(Counting):
-    """Observations of bytes, and the dtype in `info`."""
+    """Observations in a space of bytes that come as integers of 64 bits."""
 
     observation_space = gym.spaces.Box(0, 255, (3,), np.uint8)
 
@@ -321,7 +321,7 @@ def test_numbers_that_fit_in_no_byte_are_refused() -> None:
 
 
 class Named(Corridor):
-    """Environment whose methods have the names of an exact resume's, but another purpose."""
+    """Environment with a method that has a name of exact resume, but another purpose."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

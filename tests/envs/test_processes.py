@@ -152,11 +152,11 @@ def test_the_probe_of_chance_is_not_in_the_trainer_which_may_die_with_it(at: int
 
 
 class Cancelled(BaseException):
-    """Exception of the environment, which is no `Exception`."""
+    """Error of an environment that is no `Exception`."""
 
 
 class Cancelling(Counting):
-    """Environment whose first step or reset raises `Cancelled`."""
+    """Environment whose first step or reset raises what is no `Exception`."""
 
     def __init__(self, kind: type[BaseException], call: str, home: int) -> None:
         super().__init__()

@@ -273,7 +273,7 @@ def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: 
 
 
 class DiesAtFirst(Fragile):
-    """Environment whose first instance dies in a step, and the next ones in their first reset."""
+    """Environment that dies in a step, and whose next instance dies in its first reset."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(2, "dying")

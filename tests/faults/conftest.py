@@ -16,8 +16,8 @@ class Fault:
     """One injected fault: number of tries, and of those that held.
 
     Attributes:
-        id: names it in the table, F-01 and on.
-        what: is injected, and what has to hold.
+        id: name in the table, F-01 and on.
+        what: injected fault, and what has to hold.
         wanted: number of tries.
     """
 
@@ -43,7 +43,7 @@ def is_full(request: pytest.FixtureRequest) -> bool:
 def fault(
     request: pytest.FixtureRequest, is_full: bool, record_property: Callable[[str, object], None]
 ) -> Iterator[Fault]:
-    """Return the fault of a test's mark `fault(id, what, short, full)`."""
+    """Yield the fault of a test's mark `fault(id, what, short, full)`."""
     mark = request.node.get_closest_marker("fault")
     name, what, short, full = mark.args
     made = Fault(name, what, full if is_full else short)

@@ -48,7 +48,7 @@ FILES = (
 
 
 def damages(path: Path, draw: random.Random, few: bool) -> Iterator[bytes | None]:
-    """Return contents to put in the file's place; None removes it."""
+    """Yield contents to put in the file's place; None removes it."""
     whole = path.read_bytes()
     yield from (None, b"", b"\0" * len(whole), b"[1]")
     for _ in range(2 if few else 22):
@@ -113,7 +113,7 @@ class Canary:
 
 
 def malicious(canary: Path) -> Iterator[bytes]:
-    """Return contents that a careless reader would execute, or fill the memory with."""
+    """Yield contents that a careless reader would execute, or fill the memory with."""
     yield pickle.dumps(Canary(canary))
     torch_file = canary.with_suffix(".pt")
     torch.save({"weights": Canary(canary)}, torch_file)
