@@ -22,7 +22,7 @@ def test_no_public_name_is_a_modules_name() -> None:
 
 
 def test_names_are_the_same_whatever_was_imported_before() -> None:
-    """Each time the package is imported again, but not the libraries that it imports."""
+    """The package is imported again each time, but not its libraries."""
     code = """
 import inspect, sys
 for before in ("", "phasicrl.algorithm, phasicrl.training.evaluate", "phasicrl.algorithm"):

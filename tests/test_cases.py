@@ -137,7 +137,7 @@ class Batch:
 def test_an_entry_that_the_space_lacks_is_a_warning(
     tmp_path: Path, kind: str, has_extra: tuple[bool, bool]
 ) -> None:
-    """In the first reset or the first step."""
+    """The entry comes in the first reset or the first step."""
     batch = Batch(kind == "Simulator", has_extra)
 
     class Single(Lamp):
@@ -284,7 +284,7 @@ NORM = {"obs_norm.statistics": "moments"}
 def test_floats_of_bytes_are_refused(
     tmp_path: Path, space: Any, changes: dict[str, Any], value: float
 ) -> None:
-    """By the bounds, or by the first observations where bounds are infinite or not kept."""
+    """Bounds decide, or first observations where bounds are infinite or not kept."""
     make_env = lamp(observation_space=space, observe=lambda self: fill(value, space))
     with pytest.raises(ValueError, match="uint8"):
         play(tmp_path, make_env, **changes)

@@ -363,7 +363,7 @@ def test_a_reader_that_goes_away_ends_a_list_without_a_word() -> None:
 
 
 def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the line of code that raises it; warnings of other packages keep theirs."""
+    """The line of code is left out; warnings of other packages keep theirs."""
     shown: list[str] = []
 
     def warn(words: list[str]) -> None:

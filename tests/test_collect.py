@@ -248,7 +248,7 @@ def test_log_probs_and_values_are_those_of_the_agent(value_path: ValuePath) -> N
 def test_a_separate_value_network_runs_once_a_rollout_unless_it_has_a_memory(
     memory: Kind, calls: int
 ) -> None:
-    """And once for what lies in none, instead of once a step."""
+    """Observations outside of all rollouts take one more call, not one a step."""
     collector, seen = make_collector(agent=make_agent(memory)), []
     assert collector.agent.value_encoder is not None
     collector.agent.value_encoder.register_forward_hook(lambda *_: seen.append(1))

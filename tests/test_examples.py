@@ -119,7 +119,7 @@ def test_the_heuristic_of_the_market_buys_below_and_sells_above_the_mean() -> No
 
 @pytest.mark.parametrize("aux", [False, True])
 def test_a_custom_loop_does_what_train_does_to_the_bit(tmp_path: Path, aux: bool) -> None:
-    """With statistics, recomputed advantages and the adapted weight of the KL penalty."""
+    """The run has statistics, recomputed advantages and an adapted KL penalty."""
     norms = {"obs_norm": OBS_NORM, "value_norm": VALUE_NORM}
     config = tiny(tmp_path, aux=tiny_aux() if aux else None, **norms).with_updates({
         "ppo.policy_epochs": 2, "ppo.value_epochs": 2, "ppo.recompute_advantages": True,

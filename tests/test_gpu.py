@@ -228,9 +228,9 @@ def test_a_preset_trains(device: str, preset: str, precision: Precision, tmp_pat
 
 @pytest.mark.parametrize("device", [GPU])
 def test_only_deterministic_kernels_run_on_request(device: str, tmp_path: Path) -> None:
-    """Twice the same run, to the bit.
+    """Two runs are equal to the bit.
 
-    In a process of its own, because cuBLAS reads its setting when it is loaded.
+    They are in a new process, because cuBLAS reads its setting when it is loaded.
     """
     program = f"""
 import torch

@@ -62,7 +62,7 @@ def test_dormant_features_are_counted(tmp_path: Path) -> None:
 
 
 def test_clipped_observations_are_counted(tmp_path: Path) -> None:
-    """None before there are statistics."""
+    """No observation is clipped before there are statistics."""
     norm = ObsNormConfig(statistics="moments", clip=0.5, from_first_rollout=False)
     run = open_run(tiny(tmp_path, obs_norm=norm))
     rollout = run.collect(run.buffer.next_rollout())

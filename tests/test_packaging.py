@@ -127,7 +127,7 @@ def test_every_part_stays_within_its_limit():
 
 
 def test_mathematics_needs_torch_only():
-    """They take numbers and tensors, never a configuration, and can be read and copied alone."""
+    """Both modules take numbers and tensors, no configuration, and can be copied alone."""
     allowed = {"__future__", "collections", "dataclasses", "jaxtyping", "math", "torch", "typing"}
     for name in ("returns", "objectives"):
         tree = ast.parse((PACKAGE / f"{name}.py").read_text())

@@ -224,7 +224,7 @@ def test_policy_epochs_stop_early(tmp_path: Path, value_path: str, order: str) -
 
 
 def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: Path) -> None:
-    """Against PyTorch's own divergence from the policy before the phase, weighted."""
+    """PyTorch computes the weighted divergence from the policy before the phase."""
     options = {"learning_rate": 3e-3, "schedule": "adaptive_kl", "schedule_kl": 3e-4}
     run = filled(with_ppo(tmp_path, num_minibatches=4, policy_epochs=3, value_epochs=2, **options))
     weight = torch.tensor([2.0, 0.0]).repeat(4, 4)
@@ -484,7 +484,7 @@ def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_pa
 
 
 def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> None:
-    """Over policy and auxiliary phases; the last rollout waits for the phase that is left out."""
+    """The last rollout waits for an auxiliary phase that is left out."""
     seen: list[Tensor] = []
 
     def keep(run: Run, _: dict[str, float]) -> None:
@@ -613,7 +613,7 @@ def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_last(
 
 
 def test_an_interrupted_auxiliary_phase_continues_where_it_was(tmp_path: Path) -> None:
-    """Left before the first epoch and before the third; the same weights and metrics."""
+    """Stops before the first and the third epoch leave weights and metrics equal."""
     config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=OBS_NORM)
     whole, broken = filled(config), filled(config)
     expected = auxiliary_phase(whole.learner, whole.buffer)
@@ -634,7 +634,7 @@ def test_an_interrupted_auxiliary_phase_continues_where_it_was(tmp_path: Path) -
 
 
 def test_recomputed_targets_are_those_of_the_phases_value_function(tmp_path: Path) -> None:
-    """Against GAE by its recursion, from current values and rewards by current statistics."""
+    """GAE by its recursion takes current values, and rewards by current statistics."""
     norm = RewardNormConfig(per="rollout")
     aux = tiny_aux(epochs=1, recompute_targets=True)
     run = filled(tiny(tmp_path, aux=aux, reward_norm=norm))

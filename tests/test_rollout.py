@@ -68,7 +68,7 @@ def order(minibatches: list[PolicySamples]) -> list[int]:
 @pytest.mark.parametrize("state_size", [0, 2])
 @pytest.mark.parametrize("num_minibatches", [1, 2, 3, 6])
 def test_segments_are_used_exactly_once_and_whole(num_minibatches: int, state_size: int) -> None:
-    """With memory they stay sequences with their state."""
+    """With a memory, segments stay sequences with their state."""
     minibatches = split(samples_at(cells(), state_size), num_minibatches, "segments")
     assert len(minibatches) == num_minibatches
     for minibatch in minibatches:

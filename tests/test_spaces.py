@@ -83,7 +83,7 @@ def start_of(leaf: Any) -> np.ndarray:
 @given(OBSERVATIONS, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2**31))
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 def test_observations_come_back(space: gym.Space[Any], num: int, before: int, seed: int) -> None:
-    """Also from the middle of a larger storage, where rows begin at any address."""
+    """A row of a larger storage may begin at any address."""
     spaces.check_spaces("mine", space, Discrete(2))
     rng, layout = np.random.default_rng(seed), spaces.ObservationLayout(space)
     values: Any = {path: random_batch(leaf, num, rng) for path, leaf in spaces.leaves(space)}

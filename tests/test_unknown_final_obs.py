@@ -193,7 +193,7 @@ def test_what_is_unknown_moves_no_weight_with_an_averaged_policy(
 def test_all_known_steps_of_a_phase_count_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its rollouts have unequally many."""
+    """Rollouts may have different numbers of them."""
     weights, compute = list[Tensor](), AuxiliaryLoss.__call__
 
     def record(loss: AuxiliaryLoss, samples: AuxiliarySamples, *others: Tensor) -> Any:

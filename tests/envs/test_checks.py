@@ -40,7 +40,7 @@ MASKED: tuple[type[Masked], ...] = (MaskedInObservation, MaskedByMethod, MaskedI
 def test_masks_are_those_of_the_observations_returned(
     parallel: Parallel, kind: type[Masked]
 ) -> None:
-    """At the ends of episodes too, where the mask is that of the first observation of the next."""
+    """At the end of an episode the mask is that of the next episode's first observation."""
     envs = make(kind, parallel)
     assert envs.mask_size == 7 and envs.action_mask is None
     expected_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
@@ -293,7 +293,7 @@ def test_a_wrong_reward_is_refused(reward: Any) -> None:
 
 
 def test_masks_that_come_late_are_refused() -> None:
-    """They would be ignored: masks are looked for in the first reset only."""
+    """The first reset decides whether there are masks: later ones would be ignored."""
     envs = make(lambda: Says(info={"action_mask": np.ones(2)}), num_envs=1)
     envs.reset()
     with pytest.raises(EnvError, match=r"'action_mask' that reset\(\) did not return"):

@@ -203,7 +203,7 @@ def test_a_run_continues_and_counts_restarts(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_that_was_restarted_is_the_unbroken_one(tmp_path: Path) -> None:
-    """Stopped after a restart: the seeds of the next ones follow from those before.
+    """The run stops after a restart, and seeds of later restarts follow from earlier ones.
 
     Instances that are made for a resume play the episodes under way again, so they break later:
     here faults come from the actions.
@@ -256,7 +256,7 @@ def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
 
 @pytest.mark.long
 def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: Path) -> None:
-    """Until then the episodes have no state that could be saved."""
+    """Before that step the episodes have no state that could be saved."""
     envs = restarting_envs(partial(Fragile, 10**9), 1, parallel="processes")
     envs.reset()
     before = envs.step(RIGHT)

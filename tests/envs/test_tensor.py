@@ -99,7 +99,7 @@ class Ending(TensorEnvs):
     ],
 )
 def test_wrong_final_observations_are_named(value: Any, message: str) -> None:
-    """Beside an `info` of None, which is none."""
+    """An `info` of None has no final observations."""
     envs = make(Ending(counting.PlainCounting, value))
     envs.reset()
     with pytest.raises(EnvError, match=message):

@@ -29,7 +29,7 @@ class Ended(BaseException):
 def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever a clock says between two ticks: an hour of Ctrl-Z is one tick."""
+    """The watchdog counts ticks, not the clock: an hour of Ctrl-Z is one tick."""
     made: list[EnvWatchdog] = []
 
     def life() -> Iterator[object]:

@@ -347,7 +347,7 @@ def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) 
 def test_a_gpu_is_waited_for_before_a_clock_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else `time/policy` would be the time to ask for the steps."""
+    """Without the wait `time/policy` would be the time to launch the steps."""
     run, calls = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), list[str]()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(str(device)))
     monkeypatch.setattr(phases, "perf_counter", lambda: calls.append("clock") or 0.0)
@@ -375,9 +375,9 @@ def test_an_upload_on_a_cpu_is_the_same_tensor() -> None:
     reason="only glibc is asked",
 )
 def test_freed_memory_is_kept_for_the_next_layer() -> None:
-    """Else every activation would be mapped, faulted in and unmapped again.
+    """Otherwise every activation would be mapped, faulted in and unmapped again.
 
-    In a process of its own, whose allocator nobody has asked yet.
+    The program runs in a new process, whose allocator has its defaults.
     """
     program = """
 import torch

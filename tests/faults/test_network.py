@@ -120,7 +120,7 @@ def begun(folder: Path) -> bool:
 
 @pytest.mark.fault("F-03", "two machines, a slow link, a link that is cut and healed", 1, 1)
 def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: Fault) -> None:
-    """However slow the link, and though it is cut for a while: the same run, to the bit."""
+    """A slow link, or one that is cut for a while, changes no bit of the run."""
     for _ in fault:
         finish(tmp_path / "good", machines.start(tmp_path / "good"))
         expected = only_run(tmp_path / "good").weights()

@@ -28,7 +28,7 @@ NUM_ENVS, SEED = 4, 5
 def test_every_game_is_the_original(
     tmp_path: Path, half: int, fault: Fault, is_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one seed for all, which both take; a list of seeds is EnvPool's alone.
+    """Both take one seed for all environments; only EnvPool takes a list of seeds.
 
     `make test` plays 1,200 steps of each game.
     """

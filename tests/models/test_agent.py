@@ -125,7 +125,7 @@ def test_separate_networks_share_no_parameter_and_start_differently() -> None:
 
 @pytest.mark.parametrize("value_path", ["detached", "shared_in_aux", "shared"])
 def test_single_networks_have_one_encoder_and_start_alike(value_path: ValuePath) -> None:
-    """They differ in what their gradients reach, not in what they compute."""
+    """Single networks differ in what their gradients reach, not in what they compute."""
     agent, shared = make_agent(value_path), make_agent("shared")
     parts = {name.split(".")[0] for name, _ in agent.named_parameters()}
     assert parts == {"encoder", "policy_head", "value_head", "aux_value_head"}

@@ -123,7 +123,7 @@ def collect(
 def test_rollouts_equal_those_of_single_steps(
     simulator: Any, memory: Any, value_path: ValuePath, compiled: bool
 ) -> None:
-    """Also their ends, final observations' values, masks, memory, and the state to resume from."""
+    """Ends, values of final observations, masks, memory and saved state are equal, too."""
     expected, single, _ = collect(Collector, simulator, memory, value_path, False)
     actual, fused, log = collect(FusedCollector, simulator, memory, value_path, compiled)
     assert actual.keys() == expected.keys()

@@ -110,7 +110,7 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
 def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later ones would be swallowed else: the run's handler lets them wait."""
+    """The run's handler would swallow later signals."""
 
     def full(rows: metrics._Rows) -> None:
         raise OSError(28, "No space left on device")
@@ -151,7 +151,7 @@ def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
 def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the terminal, and from a parent that passes it on; a later one does end it at once."""
+    """A terminal and a parent may both send it; a later signal does end the save."""
     ended: list[int] = []
     clock = Clock()
     monkeypatch.setattr("os._exit", ended.append)

@@ -152,9 +152,9 @@ PLACES = [
 def test_a_resumed_run_is_the_unbroken_one(
     tmp_path: Path, name: str, aux_name: str, stop: int
 ) -> None:
-    """To the bit, in weights, moments, statistics, generators, rollouts and metrics.
+    """Weights, moments, statistics, generators, rollouts and metrics are equal to the bit.
 
-    With a phase of three iterations: stopped one and two iterations into a phase, and between two
+    With a phase of three iterations the run stops one and two iterations into it, and between two
     of them. The run then goes on.
     """
     aux = AUXES[aux_name]
@@ -186,7 +186,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
     name: str, every: int | None, tmp_path: Path
 ) -> None:
-    """With an auxiliary phase that was left out at the end of the shorter one."""
+    """The shorter run left out an auxiliary phase at its end."""
     changes, make_env = UNBROKEN[name]
     aux, finished = tiny_aux(every=every) if every else None, list[int]()
     config = tiny(tmp_path, aux=aux, total_env_steps=256).with_updates(changes)
@@ -221,7 +221,7 @@ def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
 
 @pytest.mark.parametrize("length", [None, 256, 288])
 def test_a_longer_run_that_was_killed_can_be_resumed(length: int | None, tmp_path: Path) -> None:
-    """At every moment before its first checkpoint, without a length, with the same or another."""
+    """Copies of the run at six moments resume with no, the same or another length."""
     once, copies = CheckpointConfig(every_minutes=None), list[Path]()
     short = train(tiny(tmp_path, checkpoint=once), make_env=corridor)
 

@@ -84,7 +84,7 @@ def test_bounds_of_a_fixed_standard_deviation_have_no_effect(std: str) -> None:
 def test_a_run_says_that_it_ends_before_its_first_auxiliary_phase(
     iterations: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One would follow every second iteration here, but none follows the last of a run."""
+    """A phase is due every second iteration, but none follows the last of a run."""
     config = tiny(tmp_path, aux=tiny_aux(every=1, run_every=2), total_env_steps=32 * iterations)
     run = train(config.with_updates({"log.console": "plain"}), make_env=corridor)
     warning = f"no auxiliary phase in {iterations} iterations; expected more than 2"

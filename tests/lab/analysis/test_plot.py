@@ -192,7 +192,7 @@ def test_a_window_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_figure_of_runs_beside_a_curve_of_a_file(tmp_path: Path) -> None:
-    """Up to our last step, for any metric; in any order of rows and columns."""
+    """The curve is cut at our last step; metric and order of rows and columns are free."""
     path = own_curve(tmp_path / "theirs.csv", "200,7,1,2", "100,6,0,1", "300,9,9,9",
                      header="step,high,low,mean")  # fmt: skip
     metric = "losses/entropy"
