@@ -26,7 +26,7 @@ import torch.fx.experimental.proxy_tensor
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {"compute.deterministic": True, "compute.num_threads": 1, "log.tensorboard": True},
-    "processes": {"env.parallel": "processes", "env.num_envs": 2, "ppo.num_steps": 16,
+    "async": {"env.vectorization": "async", "env.num_envs": 2, "ppo.num_steps": 16,
                   "compute.num_threads": 2},
 }  # fmt: skip
 

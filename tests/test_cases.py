@@ -435,7 +435,7 @@ def test_processes_that_draw_alike_are_a_warning(tmp_path: Path, draws_from: str
     }[draws_from]
     make_env = lamp(observation_space=space, observe=observe, ends=False)
     with pytest.warns(RuntimeWarning, match=r"self\.np_random"):
-        play(tmp_path, make_env, **{"env.parallel": "processes", "total_env_steps": 32})
+        play(tmp_path, make_env, **{"env.vectorization": "async", "total_env_steps": 32})
 
 
 def test_the_folder_of_a_sweep_is_taken_where_runs_are(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from references.quantities import Arrays, Quantities
 from references.substitute import fresh_import, losses_noted, torch_and_numpy
 
 QUIET = {
-    "env.id": "recorded", "env.parallel": "sync", "env.distribution": "easy", "log.console": "off",
-    "log.tensorboard": False, "checkpoint.every_minutes": None, "compute.device": "cpu",
-    "compute.compile": "off", "compute.num_threads": 1, "compute.policy_precision": "fp32",
-    "compute.aux_precision": "fp32", "compute.take_turns": False,
+    "env.id": "recorded", "env.vectorization": "sync", "env.distribution": "easy",
+    "log.console": "off", "log.tensorboard": False, "checkpoint.every_minutes": None,
+    "compute.device": "cpu", "compute.compile": "off", "compute.num_threads": 1,
+    "compute.policy_precision": "fp32", "compute.aux_precision": "fp32",
+    "compute.take_turns": False,
 }  # fmt: skip
 
 

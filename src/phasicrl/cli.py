@@ -49,7 +49,7 @@ Command = Callable[[list[str]], None]
 
 COMMON = """
 name seed total_env_steps stop_at_return output_dir init_from imports env.id env.num_envs
-env.num_threads env.parallel env.options env.distribution env.num_levels model.value_path
+env.num_threads env.vectorization env.options env.distribution env.num_levels model.value_path
 model.encoder model.channels model.hidden_sizes model.activation model.memory model.memory_size
 action.std action.squash ppo.num_steps ppo.gamma ppo.gae_lambda ppo.policy_epochs ppo.value_epochs
 ppo.num_minibatches ppo.clip ppo.entropy_coef ppo.value_coef ppo.learning_rate

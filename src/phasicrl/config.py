@@ -128,10 +128,10 @@ class EnvConfig(_Group):
     """Number of EnvPool's threads; none: one per core, or a single one for classic control."""
     max_restarts: _Count = 0
     """Maximum number of failures; a failed environment is replaced, its episode truncated."""
-    parallel: Literal["sync", "processes"] = "sync"
+    vectorization: Literal["sync", "async"] = "sync"
     """Execution of Gymnasium environments.
     `sync`: one after the other.
-    `processes`: each in its process."""
+    `async`: at the same time, each in its process."""
     action_masks: bool = True
     """Use the environment's action masks, if it has any (source 003)."""
     observe: tuple[int, ...] | None = None
@@ -849,8 +849,8 @@ def nearest_divisors(number: int, target: int) -> list[int]:
 
 
 EXECUTION_OPTIONS = (
-    "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts", "compute", "log",
-    "checkpoint", "evaluation",
+    "name", "output_dir", "env.num_threads", "env.vectorization", "env.max_restarts", "compute",
+    "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """Path prefixes of options that say how a run is executed and recorded."""
 _NOT_IDENTITY = (*EXECUTION_OPTIONS, "seed", "total_env_steps", "imports")

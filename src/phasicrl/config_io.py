@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 """Schema number of `config.json` and of checkpoints, in their field `schema`."""
 
 

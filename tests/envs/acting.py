@@ -18,17 +18,17 @@ from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import ActionLayout, count_choices, leaves
 
-Parallel = Literal["sync", "processes"]
-PARALLEL: tuple[Parallel, ...] = ("sync", "processes")
+Mode = Literal["sync", "async"]
+MODES: tuple[Mode, ...] = ("sync", "async")
 NEVER = torch.zeros(3, dtype=torch.int64)
 """Actions for three environments."""
 
 
 def make(
-    make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **options: Any
+    make_env: Any, mode: Mode = "sync", *, num_envs: int = 3, seed: int = 1, **options: Any
 ) -> GymnasiumEnv:
     """Make custom environments named `mine`."""
-    config = EnvConfig(id="mine", parallel=parallel, **options)
+    config = EnvConfig(id="mine", vectorization=mode, **options)
     return GymnasiumEnv(make_env, "mine", config, RankEnvs(num_envs, seed))
 
 

@@ -17,7 +17,7 @@ from phasicrl.envs.bridge import RankEnvs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.vector import make_custom_envs
 from phasicrl.spaces import ActionLayout
-from tests.envs.acting import NEVER, PARALLEL, Parallel, check_known_masks, draw_action, make
+from tests.envs.acting import MODES, NEVER, Mode, check_known_masks, draw_action, make
 from tests.envs.counting import (
     Counting,
     Faulty,
@@ -36,12 +36,10 @@ MASKED: tuple[type[Masked], ...] = (MaskedInObservation, MaskedByMethod, MaskedI
 
 
 @pytest.mark.parametrize("kind", MASKED)
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_masks_are_those_of_the_observations_returned(
-    parallel: Parallel, kind: type[Masked]
-) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_are_those_of_the_observations_returned(mode: Mode, kind: type[Masked]) -> None:
     """At the end of an episode the mask is that of the next episode's first observation."""
-    envs = make(kind, parallel)
+    envs = make(kind, mode)
     assert envs.mask_size == 7 and envs.action_mask is None
     expected_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
     assert envs.observation_space == (
@@ -149,9 +147,9 @@ def test_a_fault_names_environment_call_and_step(number: int) -> None:
         envs.step(action)
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_the_environments_own_traceback_is_attached(parallel: Parallel) -> None:
-    envs = make(lambda: Faulty("raises"), parallel, num_envs=1)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_environments_own_traceback_is_attached(mode: Mode) -> None:
+    envs = make(lambda: Faulty("raises"), mode, num_envs=1)
     envs.reset()
     with pytest.raises(EnvError, match="ZeroDivisionError") as caught:
         for _ in range(3):
@@ -159,15 +157,15 @@ def test_the_environments_own_traceback_is_attached(parallel: Parallel) -> None:
     assert "raise ZeroDivisionError" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("reset raises", "RuntimeError: no level today"), ("reset without info", r"\(obs, info\)")],
 )
-def test_faults_of_a_reset(parallel: Parallel, fault: str, message: str) -> None:
+def test_faults_of_a_reset(mode: Mode, fault: str, message: str) -> None:
     home = os.getpid()
     made = iter(["nothing", fault, fault])  # for the probe, then for those that are stepped
-    envs = make(lambda: Faulty(next(made) if os.getpid() == home else fault), parallel, num_envs=2)
+    envs = make(lambda: Faulty(next(made) if os.getpid() == home else fault), mode, num_envs=2)
     with pytest.raises(EnvError, match=rf"environment \d, reset\(\) at step 0.*{message}"):
         envs.reset()
     with pytest.raises(EnvError, match=rf"mine: reset\(\) of a first environment.*{message}"):
@@ -338,15 +336,15 @@ class NamedBoth(Named):
         raise AssertionError("must not be called")
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["alone", "wants more", "array"])
 def test_methods_that_are_called_so_for_something_else_are_left_alone(
-    parallel: Parallel, kind: str
+    mode: Mode, kind: str
 ) -> None:
     named = Named if kind == "alone" else NamedBoth
 
     right = torch.ones(2, dtype=torch.int64)
-    envs, other = (make(lambda: named(kind), parallel, num_envs=2) for _ in range(2))
+    envs, other = (make(lambda: named(kind), mode, num_envs=2) for _ in range(2))
     envs.reset()
     for _ in range(2):  # in the middle of an episode
         envs.step(right)

@@ -39,13 +39,13 @@ CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
     "envpool jumanji": ("envpool:Cleaner-v0", None),
     "mjlab": (f"mjlab:{SHORT}", None),
     "gymnasium": ("gymnasium:CartPole-v1", None),
-    "gymnasium processes": ("gymnasium:CartPole-v1", None),
+    "gymnasium async": ("gymnasium:CartPole-v1", None),
     "own class": ("counting", counting.Counting),
     "structured": ("structured", counting.Structured),
     "masked in observation": ("masked", counting.MaskedInObservation),
     "masked by method": ("masked", counting.MaskedByMethod),
     "masked in info": ("masked", counting.MaskedInInfo),
-    "masked in observation processes": ("masked", counting.MaskedInObservation),
+    "masked in observation async": ("masked", counting.MaskedInObservation),
     "heuristic mask": ("masked", counting.MaskedInInfo),
     "gymnax": ("gymnax:CartPole-v1", None),
     "pgx masked": ("pgx:2048", None),
@@ -96,9 +96,9 @@ def make(case: str, seed: int = 1) -> VectorEnv:
         register_mjlab_tasks()
     if env_id.startswith(("gymnax", "pgx")):
         pytest.importorskip(env_id.partition(":")[0])
-    parallel = "processes" if case.endswith("processes") else "sync"
+    vectorization = "async" if case.endswith("async") else "sync"
     threads = 2 if case == "procgen" else None
-    config = EnvConfig(id=env_id, num_envs=B, parallel=parallel, num_threads=threads)
+    config = EnvConfig(id=env_id, num_envs=B, vectorization=vectorization, num_threads=threads)
     envs = make_envs(config, seed=seed, make_env=make_env)
     if case != "heuristic mask":
         return envs
@@ -296,7 +296,7 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
 
 REPLAYED = (
     "procgen", "envpool cartpole", "envpool atari", "envpool pendulum", "envpool mujoco",
-    "gymnasium", "gymnasium processes", "tensors, raw", "gymnax", "pgx masked",
+    "gymnasium", "gymnasium async", "tensors, raw", "gymnax", "pgx masked",
 )  # fmt: skip
 NOT_REPLAYED = (
     "envpool dm_control", "envpool minigrid", "envpool jumanji", "mjlab", *CUSTOM_VECTOR,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError
 from phasicrl.spaces import ObservationLayout
-from tests.envs.acting import NEVER, PARALLEL, Parallel, check_known_episodes, draw_action, make
+from tests.envs.acting import MODES, NEVER, Mode, check_known_episodes, draw_action, make
 from tests.envs.counting import (
     Counting,
     CountingInFloat32,
@@ -26,19 +26,19 @@ from tests.envs.counting import (
 
 
 @pytest.mark.parametrize("kind", [Counting, CountingInFloat32])
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_known_episodes_come_out_whole(parallel: Parallel, kind: type[Counting]) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_known_episodes_come_out_whole(mode: Mode, kind: type[Counting]) -> None:
     """Every step of every episode of `Counting` is there once, with the right flags, ends and last
     observations.
     """
-    check_known_episodes(make(kind, parallel))
+    check_known_episodes(make(kind, mode))
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_environments_have_different_seeds(parallel: Parallel) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_environments_have_different_seeds(mode: Mode) -> None:
     ids = []
     for seed in (1, 1, 2):
-        envs = make(Counting, parallel, seed=seed)
+        envs = make(Counting, mode, seed=seed)
         ids.append(envs.reset()[:, 0].tolist())
         again = envs.reset()[:, :2].tolist()
         assert again == [[own, 1.0] for own in ids[-1]], "a second reset does not seed again"
@@ -47,12 +47,12 @@ def test_environments_have_different_seeds(parallel: Parallel) -> None:
     assert len(set(ids[0])) == 3 and not set(ids[0]) & set(ids[2])
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_all_kinds_of_spaces_at_once(mode: Mode) -> None:
     """Every part of the observations of `Structured` arrives, at the ends of episodes too, and
     every part of the actions.
     """
-    envs = make(Structured, parallel)
+    envs = make(Structured, mode)
     layout = ObservationLayout(envs.observation_space)
 
     def check(obs: Tensor, ids: np.ndarray, episode: np.ndarray, clock: np.ndarray) -> None:
@@ -94,8 +94,8 @@ SMALLEST = (
 
 
 @pytest.mark.parametrize("space", SMALLEST)
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_observations_of_one_number(parallel: Parallel, space: gym.Space[Any]) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_observations_of_one_number(mode: Mode, space: gym.Space[Any]) -> None:
     """Gymnasium unwraps the smallest arrays where it stores them as objects."""
 
     class OneNumber(Counting):
@@ -103,7 +103,7 @@ def test_observations_of_one_number(parallel: Parallel, space: gym.Space[Any]) -
             return np.full(space.shape or (), 3 + self._time, space.dtype)
 
     OneNumber.observation_space = space  # type: ignore[assignment]
-    envs = make(OneNumber, parallel)
+    envs = make(OneNumber, mode)
     layout, first = ObservationLayout(space), 3 - getattr(space, "start", 0)
     np.testing.assert_array_equal(envs.reset(), np.full((3, *layout.shape), first, layout.dtype))
     for _ in range(4):
@@ -153,7 +153,7 @@ def test_what_make_env_must_be() -> None:
         with pytest.raises(kind, match=f"mine.*{message}"):
             make(make_env).reset()
     with pytest.raises(EnvError, match=r"can be pickled"):
-        make(lambda: (lock, Counting())[1], "processes")
+        make(lambda: (lock, Counting())[1], "async")
 
 
 def broken() -> gym.Env[Any, Any]:

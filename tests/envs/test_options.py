@@ -240,7 +240,7 @@ def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(tmp_path / "runs")
-    changes = {"env.id": module, "env.num_envs": 2, "env.parallel": "processes"}
+    changes = {"env.id": module, "env.num_envs": 2, "env.vectorization": "async"}
     run = train(config.with_updates(changes | {"total_env_steps": 32}))
     # This process has imported it.
     assert main(["evaluate", str(run.directory), "--episodes", "1"]) == 0

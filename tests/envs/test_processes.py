@@ -33,7 +33,7 @@ def test_processes_do_not_wait_for_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     server: Any = forkserver.ForkServer()  # that of the other tests has torch
     server.set_forkserver_preload([])
     monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
-    envs = make(HasTorch, "processes", num_envs=1)
+    envs = make(HasTorch, "async", num_envs=1)
     envs.reset()
     assert envs.step(draw_action(envs, np.random.default_rng(1))).reward.tolist() == [0.0]
     envs.close()
@@ -41,7 +41,7 @@ def test_processes_do_not_wait_for_torch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_process_that_is_killed_is_named() -> None:
-    envs = make(lambda: Faulty("dies"), "processes", num_envs=2)
+    envs = make(lambda: Faulty("dies"), "async", num_envs=2)
     envs.reset()
     with pytest.raises(EnvError, match=r"environment \d died in step\(\) \(exit code -9\).*memory"):
         for _ in range(3):
@@ -65,7 +65,7 @@ def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[s
 
 def test_a_process_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STEP_SECONDS", 1)
-    envs = make(partial(Faulty, "hangs"), "processes", num_envs=2)
+    envs = make(partial(Faulty, "hangs"), "async", num_envs=2)
     envs.reset()
     started = envs._vector.processes
     with pytest.raises(
@@ -100,7 +100,7 @@ def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
             raise OSError("the port is taken")
         return Counting()
 
-    envs = make(make_env, "processes", num_envs=1)
+    envs = make(make_env, "async", num_envs=1)
     with pytest.raises(EnvError, match=r"environment 0, reset\(\) .*OSError: the port is taken"):
         envs.reset()
 
@@ -134,7 +134,7 @@ def test_generators_that_processes_have_in_common_are_warned_of(kind: str, count
     script = space if kind == "space" else np.random.default_rng(1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        envs = make(partial(Chance, kind, script), "processes", num_envs=3)
+        envs = make(partial(Chance, kind, script), "async", num_envs=3)
         envs.reset()
         envs.reset()
         envs.close()
@@ -144,7 +144,7 @@ def test_generators_that_processes_have_in_common_are_warned_of(kind: str, count
 @pytest.mark.filterwarnings("ignore:.*do not follow their seeds")
 @pytest.mark.parametrize("at", [1, "later reset"])
 def test_the_probe_of_chance_is_not_in_the_trainer_which_may_die_with_it(at: int | str) -> None:
-    envs = make(partial(Misbehaving, "dies", at), "processes", num_envs=2)
+    envs = make(partial(Misbehaving, "dies", at), "async", num_envs=2)
     envs.reset()
     with pytest.raises(EnvError, match=r"environment \d died in"):
         envs.step(NEVER[:2])
@@ -174,7 +174,7 @@ class Cancelling(Counting):
 @pytest.mark.parametrize("call", ["reset", "step"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Cancelled])
 def test_any_exception_of_an_environment_is_reported(kind: type[BaseException], call: str) -> None:
-    envs = make(partial(Cancelling, kind, call, os.getpid()), "processes", num_envs=2)
+    envs = make(partial(Cancelling, kind, call, os.getpid()), "async", num_envs=2)
     with pytest.raises(EnvError, match=rf"environment \d, {call}\(\).*{kind.__name__}: by the sim"):
         envs.reset()
         envs.step(NEVER[:2])
@@ -186,7 +186,7 @@ from tests.envs.acting import make
 from tests.envs.counting import Counting
 
 def launch():
-    return make(Counting, "processes", num_envs=2)
+    return make(Counting, "async", num_envs=2)
 
 def fail_later():
     envs = launch()
@@ -224,7 +224,7 @@ def test_a_program_that_fails_ends_with_them(tmp_path: Path, when: str, said: st
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
-    envs = make(Counting, "processes", num_envs=1)
+    envs = make(Counting, "async", num_envs=1)
     envs.reset()
     process = envs._vector.processes[0]
     assert process.pid is not None
@@ -247,7 +247,7 @@ if __name__ == "__main__":
     import torch
     from tests.envs.acting import make
     kind = Sleeping if sys.argv[1] == "killed" else Counting
-    envs = make(kind, "processes", num_envs=2)
+    envs = make(kind, "async", num_envs=2)
     envs.reset()
     if kind is Sleeping:
         envs.step(torch.zeros(2, dtype=torch.int64))

@@ -77,7 +77,7 @@ def start_group(folder: Path, kind: str) -> subprocess.Popen[bytes]:
         import pathlib, sys
         from tests.faults.harness import begin_or_resume
         try:
-            how = {{"env.parallel": "processes"}}
+            how = {{"env.vectorization": "async"}}
             begin_or_resume(pathlib.Path({str(folder)!r}), {kind!r}, **how)
         except KeyboardInterrupt:
             sys.exit(130)

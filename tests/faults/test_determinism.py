@@ -75,7 +75,7 @@ CHANGED: dict[str, tuple[Any, str]] = {
     "aux.every": (4, "aux.every was 3 and is 4"),
 }
 MAY_CHANGE: dict[str, Any] = {
-    "name": "another", "log.console": "plain", "checkpoint.keep": 7, "env.parallel": "processes",
+    "name": "another", "log.console": "plain", "checkpoint.keep": 7, "env.vectorization": "async",
     "compute.num_threads": 1,
 }  # fmt: skip
 

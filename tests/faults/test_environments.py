@@ -24,23 +24,23 @@ MOMENTS = (1, 2, 8, 9, 21)
 """Steps of an environment; an iteration of `tiny` has eight."""
 
 
-def _cases(parallel: str) -> list[tuple[str, int | str]]:
+def _cases(mode: str) -> list[tuple[str, int | str]]:
     """Return faults of environments, and when they happen."""
     steps = [*product((*RAISES[:2], *ANSWERS), MOMENTS)]
     seen = [what for what in ANSWERS if what in ("shape", "dtype", "ragged", "keys", "None")]
     resets = product((*RAISES[:2], *seen), ("first reset", "later reset"))
     # Not at its first reset: the one that is made to learn the spaces lives in the trainer.
     deaths = product(RAISES[2:], (*MOMENTS, "later reset"))
-    return [*steps, *resets, *(deaths if parallel == "processes" else ())]
+    return [*steps, *resets, *(deaths if mode == "async" else ())]
 
 
-def _try(folder: Path, what: str, at: int | str, parallel: str) -> None:
+def _try(folder: Path, what: str, at: int | str, mode: str) -> None:
     """Train until it goes wrong; nothing of what was finished may be lost."""
     rows: list[int] = []
     config = tiny(folder, total_env_steps=4 * 32, checkpoint=CheckpointConfig(every_minutes=None))
     call = "reset" if isinstance(at, str) else "step"
     how: Any = {"callbacks": lambda run, _: rows.append(run.env_steps)}
-    config = config.with_updates({"env.parallel": parallel})
+    config = config.with_updates({"env.vectorization": mode})
     with pytest.raises(EnvError) as error:
         train(config, make_env=lambda: Misbehaving(what, at), **how)
     said = str(error.value)
@@ -65,13 +65,13 @@ def _rows(files: RunDirectory) -> list[dict[str, float]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*do not follow their seeds")  # nor does a fault
-@pytest.mark.parametrize(("parallel", "few", "most"), [("sync", 10, 999), ("processes", 2, 40)])
+@pytest.mark.parametrize(("mode", "few", "most"), [("sync", 10, 999), ("async", 2, 40)])
 @pytest.mark.fault("F-09", "an environment goes wrong: it is named, nothing is lost", 10, 999)
 def test_environments_that_go_wrong(
-    tmp_path: Path, parallel: str, few: int, most: int, fault: Fault, is_full: bool
+    tmp_path: Path, mode: str, few: int, most: int, fault: Fault, is_full: bool
 ) -> None:
-    every = _cases(parallel)
+    every = _cases(mode)
     cases = random.Random(2).sample(every, min(most if is_full else few, len(every)))
     fault.wanted = len(cases)
     for number in fault:
-        _try(tmp_path / str(number), *cases[number], parallel)
+        _try(tmp_path / str(number), *cases[number], mode)

@@ -106,7 +106,7 @@ def test_with_environments_of_ones_own(tmp_path: Path, name: str) -> None:
 @pytest.mark.long
 def test_with_environments_in_processes(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=128).with_updates(
-        {"env.parallel": "processes", "env.num_envs": 2, "ppo.num_steps": 16}
+        {"env.vectorization": "async", "env.num_envs": 2, "ppo.num_steps": 16}
     )
     assert_resumed_is_unbroken(config, tmp_path, (2,), make_env=Drawing)
 

@@ -64,7 +64,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         self._max_restarts, self._num_restarts = config.max_restarts, 0
         guard = functools.partial(CheckedEnv, make_env, name, self._max_restarts > 0, properties)
         makers: Any = [functools.partial(guard, index) for index in range(local.num_envs)]
-        if config.parallel == "processes":  # the processes have separate deadlines
+        if config.vectorization == "async":  # the processes have separate deadlines
             self.step_seconds = self.reset_seconds = math.inf
             self._make_vector: Callable[[], Any] = functools.partial(ProcessVectorEnv, makers, name)
         else:

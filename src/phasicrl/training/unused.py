@@ -31,7 +31,7 @@ def _list_needs_of_envs(config: Config, envs: VectorEnv, backend: str) -> list[N
     has_dense = model.hidden_sizes and (model.encoder == "mlp" or numbers)
     return [
         (backend in ("procgen", "envpool"), "an EnvPool environment", "env.num_threads"),
-        (backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts"),
+        (backend in ("gymnasium", "own"), "Gymnasium", "env.vectorization env.max_restarts"),
         (backend not in ("own", "vector"), "an environment's id", "env.options."),
         (backend == "procgen", "a Procgen game",
          "env.distribution env.num_levels evaluation.levels"),

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from phasicrl.cli import main
 from phasicrl.config import Config
-from phasicrl.config_io import read_options, write_json
+from phasicrl.config_io import SCHEMA, read_options, write_json
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid, sweep
 from phasicrl.lab.sweeps import search as module
@@ -204,7 +204,7 @@ def test_received_searches_run_no_code(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search_of(tmp_path), 1)
-    (folder / grid.SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
+    (folder / grid.SEARCH).write_text(tree.replace("{", f'{{"schema": {SCHEMA}, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error

@@ -18,7 +18,7 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config
-from phasicrl.config_io import read_options
+from phasicrl.config_io import SCHEMA, read_options
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import FailedTrialsError
 from phasicrl.lab.sweeps import grid, sweep
@@ -206,13 +206,13 @@ def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("error: 1 trials failed")
     assert {path.parent.name for path in folder.glob(f"*/{grid.OUTCOME}")} == {"0", "2"}
     for text in ("{", "[]", '{"seed": "x"}', '{"env": 3}', '{"env": {"id": "gymnasium:sent:X"}}'):
-        second.write_text(text.replace('{"', '{"schema": 1, "', 1))
+        second.write_text(text.replace('{"', f'{{"schema": {SCHEMA}, "', 1))
         assert main(["sweep", "run", str(folder)]) == 2
         error = capsys.readouterr().err
         assert "sweep/1/trial.json" in error or "--import sent" in error
         assert "Traceback" not in error and "sent" not in sys.modules
     grid.write_dataclass(second, read_options(Config, folder / "0" / grid.TRIAL))
-    (folder / "0" / grid.OUTCOME).write_text('{"schema": 1, "state": [3]}')
+    (folder / "0" / grid.OUTCOME).write_text(f'{{"schema": {SCHEMA}, "state": [3]}}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2
         assert "outcome.json: state is [3]" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
     try:
         maker = user_env or partial(find_maker(env_id, config.env), **options)
         # The environments run in this process, without options of other back ends.
-        changes = {"env.parallel": "sync", "env.num_threads": None, "env.options": {}}
+        changes = {"env.vectorization": "sync", "env.num_threads": None, "env.options": {}}
         objects = {"make_env": make_env, "make_vector_env": None}
         return make(replace(saved, config=config.with_updates(changes), env_objects=objects))
     except gym.error.Error as error:
