@@ -8,23 +8,23 @@ from phasicrl.config import Config, get_defaults
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import is_image, leaves
 
-Need = tuple[object, str, str]
-"""Condition that options need, its description, and the beginnings of the options' paths."""
+Requirement = tuple[object, str, str]
+"""Condition that options require, its description, and the beginnings of their paths."""
 
 
 def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
-    """Return the changed options without effect, each with the condition that it needs."""
+    """Return the changed options without effect, each with the condition that it requires."""
     unused, values, defaults = dict[str, str](), config.values(), get_defaults()
-    needs = [*_list_needs_of_envs(config, envs, backend), *_list_needs(config)]
-    for condition, needed, paths in needs:
+    of_envs = _list_env_requirements(config, envs, backend)
+    for condition, description, paths in [*of_envs, *_list_option_requirements(config)]:
         if not condition:
-            unused.update({x: needed for x in values if x.startswith(tuple(paths.split()))})
+            unused.update({x: description for x in values if x.startswith(tuple(paths.split()))})
     return {path: what for path, what in unused.items() if values[path] != defaults.get(path)}
 
 
 # fmt: off
-def _list_needs_of_envs(config: Config, envs: VectorEnv, backend: str) -> list[Need]:
-    """List what options need of the environments."""
+def _list_env_requirements(config: Config, envs: VectorEnv, backend: str) -> list[Requirement]:
+    """List the requirements of options on the environments."""
     parts = [part for _, part in leaves(envs.observation_space)]
     numbers, model = [part for part in parts if not is_image(part)], config.model
     is_continuous = any(isinstance(part, Box) for _, part in leaves(envs.action_space))
@@ -41,8 +41,8 @@ def _list_needs_of_envs(config: Config, envs: VectorEnv, backend: str) -> list[N
     ]
 
 
-def _list_needs(config: Config) -> list[Need]:
-    """List what options need of others; later conditions take precedence."""
+def _list_option_requirements(config: Config) -> list[Requirement]:
+    """List the requirements of options on other options; later conditions take precedence."""
     ppo, model, aux = config.ppo, config.model, config.aux
     obs_norm, value_norm = config.obs_norm.statistics, config.value_norm.statistics
     has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
