@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from colorsys import hls_to_rgb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
@@ -46,6 +46,14 @@ STYLE: Any = {
     "axes.edgecolor": "#666666", "xtick.color": "#333333", "ytick.color": "#333333",
     "svg.hashsalt": "phasicrl",
 }  # fmt: skip
+
+
+class Panel(NamedTuple):
+    """Panel of a figure: curves of one task; a task of many curves has several panels."""
+
+    task: Task
+    title: str
+    curves: list[Curve]
 
 
 def plot_runs(
@@ -143,36 +151,35 @@ def draw_curves(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    contents, tasks = _divide_among_panels(curves), {curve.task for curve in curves}
-    is_split = len(contents) > len(tasks)
-    rows, columns, width, height = choose_grid(len(contents))
+    panels, tasks = _divide_among_panels(curves), {curve.task for curve in curves}
+    is_split = len(panels) > len(tasks)
+    rows, columns, width, height = choose_grid(len(panels))
     letters = int(_LETTERS_PER_INCH * width)
-    shows_runs = max(len(drawn) for *_, drawn in contents) <= MAX_CURVES_WITH_RUNS
+    shows_runs = max(len(panel.curves) for panel in panels) <= MAX_CURVES_WITH_RUNS
     texts, legend_title = make_legend(curves, shows_runs=shows_runs)
     texts = {key: textwrap.fill(text, letters) for key, text in texts.items()
              if key[1] or not is_split}  # fmt: skip
     longest = max(map(len, texts.values()), default=0)
     legend_columns = max(1, min(len(texts), letters // (longest + 9)))
     below = math.ceil(sum(text.count("\n") + 1 for text in texts.values()) / legend_columns) + 1
-    shared = get_shared_name(curves) + f", {contents[0][0]}" * (is_split and len(tasks) == 1)
+    shared = get_shared_name(curves) + f", {panels[0].task}" * (is_split and len(tasks) == 1)
     heading = textwrap.fill(title or shared.removeprefix(", "), int(0.8 * letters))
     height += _INCHES_PER_LINE * (len(heading.splitlines()) + below)
     styles = assign_styles([*texts, *[("", False)] * is_split])
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
         figure = Figure(figsize=(width, height), layout=layout)
-        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for panel in panels[len(contents) :]:
-            panel.set_axis_off()
-        for index, (task, name, drawn) in enumerate(contents):
-            panel = panels[index]
-            if index and contents[index - 1][0] == task:
-                panel.sharey(panels[index - 1])
-            _draw_panel(panel, drawn, styles, shows_runs=shows_runs)
-            panel.set_title(textwrap.fill(name, letters // columns))
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        for index, (panel, axes) in enumerate(zip(panels, grid, strict=False)):
+            if index and panels[index - 1].task == panel.task:
+                axes.sharey(grid[index - 1])
+            _draw_panel(axes, panel.curves, styles, shows_runs=shows_runs)
+            axes.set_title(textwrap.fill(panel.title, letters // columns))
             if target is not None:
-                panel.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
-            panel.set_xlabel("environment steps" if index + columns >= len(contents) else "")
+                axes.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
+            axes.set_xlabel("environment steps" if index + columns >= len(panels) else "")
         figure.supylabel(y_label, fontsize=STYLE["axes.labelsize"])
         figure.suptitle(heading)
         figure.legend(
@@ -183,16 +190,16 @@ def draw_curves(
     return figure
 
 
-def _divide_among_panels(curves: Sequence[Curve]) -> list[tuple[Task, str, list[Curve]]]:
-    """Return task, title and curves of each panel."""
+def _divide_among_panels(curves: Sequence[Curve]) -> list[Panel]:
+    """Return the panels of a figure of the curves."""
     groups: dict[Task, list[Curve]] = defaultdict(list)
     for curve in curves:
         groups[curve.task].append(curve)
     if max(map(len, groups.values())) <= MAX_CURVES:
-        return [(task, str(task), group) for task, group in groups.items()]
+        return [Panel(task, str(task), group) for task, group in groups.items()]
     return [
-        (task, f"{curve.label}{f', {task}' * (len(groups) > 1)} ({curve.description})",
-         [curve, *(each for each in group if each.published)])
+        Panel(task, f"{curve.label}{f', {task}' * (len(groups) > 1)} ({curve.description})",
+              [curve, *(each for each in group if each.published)])
         for task, group in groups.items() for curve in group if not curve.published
     ]  # fmt: skip
 
@@ -228,29 +235,25 @@ def assign_styles(keys: Sequence[CurveKey]) -> Styles:
     colors = extend_colors(len(keys), COLORS, 0.4)
     ours, theirs = iter(colors), iter(["#4D4D4D", *reversed(colors)])
     return {
-        key: {"linestyle": _DASHES, "color": next(theirs)}
-        if key[1]
-        else {"linestyle": "-", "color": next(ours)}
+        key: {"linestyle": _DASHES if key[1] else "-", "color": next(theirs if key[1] else ours)}
         for key in keys
     }
 
 
-def _draw_panel(panel: Axes, curves: Sequence[Curve], styles: Styles, *, shows_runs: bool) -> None:
+def _draw_panel(axes: Axes, curves: Sequence[Curve], styles: Styles, *, shows_runs: bool) -> None:
     for curve in curves:
         style = styles.get((curve.label, curve.published)) or styles["", False]
         color = style["color"]
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
-        panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **style, **marker)
+        axes.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **style, **marker)
         if curve.band_description:
-            panel.fill_between(
-                curve.steps, *curve.band, color=color, alpha=0.18, linewidth=0, zorder=1
-            )
+            axes.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, lw=0, zorder=1)
             if shows_runs:
-                panel.plot(curve.steps, curve.runs.T, lw=0.6, alpha=0.4, color=color, zorder=1.5)
-    panel.locator_params(axis="x", nbins=6)
-    panel.xaxis.set_major_formatter(lambda step, _: format_steps(step))
-    panel.margins(x=0.01)
-    panel.set_xlim(left=0)
+                axes.plot(curve.steps, curve.runs.T, lw=0.6, alpha=0.4, color=color, zorder=1.5)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda step, _: format_steps(step))
+    axes.margins(x=0.01)
+    axes.set_xlim(left=0)
 
 
 def format_steps(steps: float) -> str:
