@@ -27,7 +27,7 @@ def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray
     size = sum(count_choices(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
-    flat, location = _to_array(mask), format_location(path)
+    flat, location = to_array(mask), format_location(path)
     if flat is not None and not np.isin(flat, (0, 1)).all():
         given = f"an action mask with values {np.unique(flat)}{location}"
         raise ValueError(f"{given}; expected True and False, or 1 and 0")
@@ -80,8 +80,8 @@ def _is_sequence(mask: Any) -> bool:
     return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
 
 
-def _to_array(mask: Any) -> np.ndarray | None:
-    """Return a mask as an array of numbers; None if it is something else."""
+def to_array(mask: Any) -> np.ndarray | None:
+    """Return a mask or an observation as an array of numbers; None if it is something else."""
     if isinstance(mask, Mapping):
         return None
     try:

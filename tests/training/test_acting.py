@@ -130,6 +130,13 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
     agent.reset()
     with pytest.raises(ValueError, match="shape"):
         agent.act(np.zeros(4, np.float32), mask=mask)
+    for given in ((obs, {}), (obs, 1.0, False, False, {"a": 1}), "abc", [[0, 0, 0], [0]]):
+        with pytest.raises(ValueError, match=f"of type {type(given).__name__}; expected an obs"):
+            agent.act(given, mask=mask)
+    agent.act(np.stack([obs, obs]), mask=[mask, mask])
+    for done in ([True], [True] * 3, "yes", [0, 2], None):
+        with pytest.raises(ValueError, match=r"done is .*; expected True or False, or .* of 2 env"):
+            agent.reset(done)
     for use in (agent.act, agent.distribution, lambda obs, mask: agent.value(obs)):
         with pytest.raises(ValueError, match="not finite"):
             use(np.full(3, np.nan, np.float32), mask=mask)

@@ -14,7 +14,7 @@ from torch import Generator
 from phasicrl.config import Config, Precision
 from phasicrl.envs.checks import MASK
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.masks import find_fully_blocked, flatten_mask
+from phasicrl.masks import find_fully_blocked, flatten_mask, to_array
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST
@@ -51,14 +51,20 @@ class TrainedAgent:
         self._components = config.env.observe
         self._precision: Precision = config.compute.policy_precision
         self._generator = Generator().manual_seed(seed)
-        self.reset()
+        self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
 
     def reset(self, done: Any = True) -> None:
-        """Start new episodes in the environments that are `done`, bool or `[B]`; else in all."""
-        if done is True:
-            self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
-        elif len(self._first):
-            self._first = self._first | torch.from_numpy(np.asarray(done, bool).reshape(-1))
+        """Start new episodes in the environments that are `done`, bool or `[B]`; else in all.
+
+        Raises:
+            ValueError: `done` has another length, or other values.
+        """
+        flags, num_envs = np.asarray(done, object), len(self._first)
+        if (num_envs and flags.ndim and flags.size != num_envs) or not np.isin(flags, (0, 1)).all():
+            rule = f"True or False, or one for each of {num_envs or 'B'} environments"
+            raise ValueError(f"done is {done!r}; expected {rule}")
+        ended = torch.from_numpy(flags.astype(bool).reshape(-1)[:num_envs])
+        self._first = self._first[:0] if done is True else self._first | ended
 
     @torch.inference_mode()
     def act(self, obs: Any, *, deterministic: bool = True, mask: Any = None) -> Any:
@@ -104,32 +110,34 @@ class TrainedAgent:
         """Convert observations and masks to inputs, and return whether they are a batch."""
         if mask is None and isinstance(obs, Mapping):
             mask = obs.get(MASK)
-        if self._components is not None:
-            obs = np.asarray(obs)[..., list(self._components)]
-        leaf = self._layout.leaves[0]
-        is_batch = np.ndim(get_part(obs, leaf.path)) > len(leaf.shape)
+        arrays, observe = map_leaves(self.observation_space, to_array, obs), self._components or ()
+        parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
+        if any(x is None or (observe and x.shape[-1:] <= (max(observe),)) for x in parts):
+            rule = "an observation or a batch, which env.reset() and env.step() return first"
+            raise ValueError(f"obs is of type {type(obs).__name__}; expected {rule}")
+        arrays = arrays[..., list(observe)] if observe else arrays
+        is_batch = parts[0].ndim > len(self._layout.leaves[0].shape)
+        num_envs = len(parts[0]) if is_batch else 1
         if not is_batch:
-            obs = map_leaves(self.observation_space, lambda part: np.asarray(part)[None], obs)
+            arrays = map_leaves(self.observation_space, lambda part: part[None], arrays)
             mask = None if mask is None else [mask]
-        num_envs = len(get_part(obs, leaf.path))
-        if not len(self._first) or not self.network.state_size:
-            self._first = torch.ones(num_envs, dtype=torch.bool)
-            self._state = self.network.initial_state(num_envs)
-        elif len(self._first) != num_envs:
-            given = f"{num_envs} observations are given after {len(self._first)}"
-            raise ValueError(f"{given}; expected as many. Call reset() first")
-        stored, masks = self._layout.pack(obs, num_envs), None
+        stored, masks = self._layout.pack(arrays, num_envs), None
         if invalid := self._layout.find_invalid(stored):
             raise ValueError(f"obs has {invalid[1]}; expected finite values of observation_space")
         if needs_mask and self._mask_size:
             if mask is None:
                 raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
             rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
-            widths = count_choices(self.action_space)
-            if len(rows) != num_envs or find_fully_blocked(widths, rows):
+            if len(rows) != num_envs or find_fully_blocked(count_choices(self.action_space), rows):
                 rule = "a mask for each observation, with one allowed choice in each component"
                 raise ValueError(f"mask is {mask}; expected {rule}")
             masks = torch.from_numpy(rows)
+        if not len(self._first) or not self.network.state_size:
+            self._first = torch.ones(num_envs, dtype=torch.bool)
+            self._state = self.network.initial_state(num_envs)
+        elif len(self._first) != num_envs:
+            given = f"{num_envs} observations are given after {len(self._first)}"
+            raise ValueError(f"{given}; expected as many. Call reset() first")
         return AgentInput(torch.from_numpy(stored), self._first, self._state, masks), is_batch
 
 
