@@ -873,8 +873,12 @@ def format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def require_imported_modules(config: Config) -> None:
+def require_imported_modules(config: Config, name: object = "the configuration") -> None:
     """Check that the user has imported all modules that a configuration from a file imports.
+
+    Args:
+        config: configuration from a file.
+        name: name of the configuration, for the message.
 
     Raises:
         ValueError: a module of `imports` or `env.id` has not been imported.
@@ -882,7 +886,7 @@ def require_imported_modules(config: Config) -> None:
     for module in config.modules:
         if module not in sys.modules:
             raise ValueError(
-                f"the configuration imports the module {module}; expected one that is imported "
+                f"{name} imports the module {module}; expected one that is imported "
                 f"already. If you trust it, import it first, or add --import {module}"
             )
 

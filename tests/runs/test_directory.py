@@ -58,16 +58,12 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
     for ask in (lambda: files.config, files.load_config, files.metrics, files.weights):
         with pytest.raises(ValueError, match=r"is not a run directory"):
             ask()
-    RunDirectory.make(tiny(tmp_path))
+    made = RunDirectory.make(tiny(tmp_path))
+    with pytest.raises(ValueError, match="has no data; expected"):
+        made.metrics()
     with pytest.raises(ValueError, match=r"expected one of the run directories in it. Give .*/\*"):
         files.metrics()
     assert files.card == {} and files.checkpoints == []
-
-
-def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
-    files = RunDirectory.make(tiny(tmp_path))
-    with pytest.raises(ValueError, match="has no data; expected"):
-        files.metrics()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +109,7 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
             ask()
     path.write_text(json.dumps(tree | {"env": {"id": "gymnasium:nobodys_module:X-v0"}}))
     assert files.config.env.id == "gymnasium:nobodys_module:X-v0"
-    with pytest.raises(ValueError, match=rf"{path}: .* imports the module nobodys_module"):
+    with pytest.raises(ValueError, match=rf"{path} imports the module nobodys_module"):
         files.load_config()
 
 

@@ -25,7 +25,7 @@ from phasicrl.training import periodic_evaluation
 from phasicrl.training import run as run_module
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.evaluation import Episodes
-from tests.golden import Image
+from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tiny, tiny_aux
 
 
@@ -184,6 +184,9 @@ def test_environments_with_other_spaces_are_refused_before_the_training(tmp_path
     run = train(config)
     with pytest.raises(ValueError, match=r"observation_space Box\(4,\).* has Box\(6,\)"):
         evaluate(run.directory, env_id=acrobot)
+    tree = r"observation_space/shown Box\(\d,\).*, observation_space/step Discrete"
+    with pytest.raises(ValueError, match=rf"says observation_space Box\(4,\).* has {tree}"):
+        evaluate(run.directory, make_env=lambda: Echo(BOTH, tree=True))
 
 
 def test_a_resumed_run_knows_the_best_return_so_far(

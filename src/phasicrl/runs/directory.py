@@ -164,10 +164,7 @@ class RunDirectory:
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
         config = self.config
-        try:
-            require_imported_modules(config)
-        except ValueError as error:
-            raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
+        require_imported_modules(config, self.path / CONFIG_FILE)
         return config
 
     @property
@@ -372,7 +369,10 @@ class RunDirectory:
         """
         source = "the training has" if trained else f"{self.path / CARD_FILE} says"
         trained = trained or self.card.get("spaces") or spaces
-        both = [(part, trained.get(part), spaces.get(part)) for part in {**trained, **spaces}]
+        if trained.keys() != spaces.keys():
+            old, new = (", ".join(f"{part} {of[part]}" for part in of) for of in (trained, spaces))
+            raise ValueError(f"{source} {old}, and {name} has {new}; expected the same")
+        both = [(part, trained[part], spaces[part]) for part in spaces]
         text = "; ".join(
             f"{source} {part} {before}, and {name} has {now}"
             for part, before, now in both if before != now
