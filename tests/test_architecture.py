@@ -111,6 +111,7 @@ phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
 phasicrl.config: Levels PolicyKind format_value require_imported_modules
 phasicrl.config_io: atomic_write read_json read_options write_json
+phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: episode_limit find_maker make_envs
 phasicrl.envs.protocol: TIME_LIMIT
 phasicrl.models.agent: Agent

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig, Levels, ModelConfig
+from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.lab.film import video
 from phasicrl.lab.film.filming import enlarge, tile
@@ -90,24 +91,24 @@ class Drawn(Corridor):
         return np.full((16, 32, 3), 40 + 40 * self._at, np.uint8)
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [
-        np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 5), np.uint8), np.zeros((0, 0, 3)),
-        np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
-        np.full((16, 32, 3), -0.1), np.full((16, 32, 3), 255.1), np.full((16, 32, 3), np.nan), 0.5,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("shown", [
+    np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 5), np.uint8), np.zeros((0, 0, 3)),
+    np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
+    np.full((16, 32, 3), -0.1), np.full((16, 32, 3), 255.1), np.full((16, 32, 3), np.nan), 0.5,
+    RuntimeError, ValueError,
+])  # fmt: skip
 def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> None:
     class Shows(Drawn):
         def render(self) -> Any:
-            if shown is NotImplementedError:
-                raise NotImplementedError
+            if isinstance(shown, type):
+                raise shown("no display")
             return shown
 
     run = train(tiny(tmp_path), make_env=Shows)
-    message = r"render\(\) of Shows .*; expected \[height, width, 3 or 4\]"
-    with pytest.raises(ValueError, match=message):
+    kind, text = ValueError, r".*; expected \[height, width, 3 or 4\]"
+    if isinstance(shown, type) and shown is not NotImplementedError:
+        kind, text = EnvError, f"raised {shown.__name__}: no display$"
+    with pytest.raises(kind, match=rf"^render\(\) of Shows {text}"):
         film(run.directory, make_env=Shows)
     assert not list(run.directory.glob("videos/*.mp4"))
 

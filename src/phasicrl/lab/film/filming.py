@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.config import Levels, PolicyKind
+from phasicrl.envs.checks import convert_errors
 from phasicrl.envs.make import find_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
@@ -136,9 +137,11 @@ class _Renderer:
 
         Raises:
             ValueError: the result is not an image; ffmpeg would take other arrays as bytes.
+            EnvError: the environment raised an error.
         """
         image, what = np.empty(0), "is not implemented"
-        with suppress(NotImplementedError):
+        text = f"render() of {type(self.env.unwrapped).__name__}"
+        with convert_errors(text), suppress(NotImplementedError):
             given = self._draw()
             what = f"returned a {type(given).__name__}, not an array"
             with suppress(ValueError):
@@ -157,8 +160,7 @@ class _Renderer:
         if image.dtype != np.uint8 or image.ndim < 3 or not image.size or image.shape not in shapes:
             expected = ", ".join([*map(str, self._shape), "height, width, 3 or 4"])
             rule = f"[{expected}] of one size, of uint8 or of float from 0 to 1 or 255"
-            text = f"render() of {type(self.env.unwrapped).__name__} {what}"
-            raise ValueError(f"{text}; expected {rule}")
+            raise ValueError(f"{text} {what}; expected {rule}")
         image = self._last = image[..., :3]
         return image
 
@@ -221,10 +223,7 @@ def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
     get_camera = functools.cache(RayCamera)  # possible after the first reset
 
     def draw_env(env: gym.Env[Any, Any]) -> Any:
-        try:
-            return get_camera(env).draw() if is_mujoco else env.render()
-        except gym.error.DependencyNotInstalled as error:
-            raise ImportError(f"{name} cannot be drawn, a package is missing: {error}") from error
+        return get_camera(env).draw() if is_mujoco else env.render()
 
     def make_env() -> gym.Env[Any, Any]:
         env = maker()
