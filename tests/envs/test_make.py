@@ -31,20 +31,17 @@ def refused(message: str, make_env: Any = None, **settings: Any) -> None:
 
 
 @needs_envpool
-@pytest.mark.parametrize(
-    ("env_id", "expected"),
-    [
-        ("starpilot", ("procgen", "starpilot")),
-        ("StarPilot", ("procgen", "starpilot")),
-        ("procgen:Maze", ("procgen", "maze")),
-        ("CartPole-v1", ("envpool", "CartPole-v1")),
-        ("Pong-v5", ("envpool", "Pong-v5")),
-        ("envpool:phys2d/CartPole-v1", ("envpool", "phys2d/CartPole-v1")),
-        ("gymnasium:CartPole-v1", ("gymnasium", "CartPole-v1")),
-        ("FrozenLake8x8-v1", ("gymnasium", "FrozenLake8x8-v1")),
-        ("gymnasium:gymnasium.envs:CartPole-v1", ("gymnasium", "gymnasium.envs:CartPole-v1")),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "expected"), [
+    ("starpilot", ("procgen", "starpilot")),
+    ("StarPilot", ("procgen", "starpilot")),
+    ("procgen:Maze", ("procgen", "maze")),
+    ("CartPole-v1", ("envpool", "CartPole-v1")),
+    ("Pong-v5", ("envpool", "Pong-v5")),
+    ("envpool:phys2d/CartPole-v1", ("envpool", "phys2d/CartPole-v1")),
+    ("gymnasium:CartPole-v1", ("gymnasium", "CartPole-v1")),
+    ("FrozenLake8x8-v1", ("gymnasium", "FrozenLake8x8-v1")),
+    ("gymnasium:gymnasium.envs:CartPole-v1", ("gymnasium", "gymnasium.envs:CartPole-v1")),
+])  # fmt: skip
 def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None:
     if env_id.startswith("FrozenLake8x8") and "FrozenLake8x8-v1" in get_family_by_task():
         expected = ("envpool", "FrozenLake8x8-v1")
@@ -52,37 +49,30 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
 
 
 @needs_envpool
-@pytest.mark.parametrize(
-    ("env_id", "message"),
-    [
-        ("starpilto", r"env.id is 'starpilto', .*did you mean 'starpilot'.*phasicrl envs"),
-        ("procgen:starpilto", "did you mean 'starpilot'"),
-        ("Cartpole-v1", "did you mean 'CartPole-v1'"),
-        ("envpool:Cartpole-v1", "did you mean 'CartPole-v1'"),
-        ("gymnasium:Cartpole-v1", "did you mean 'CartPole-v1'.*`--import MODULE`"),
-        ("gymnasium:starpilot", "did you mean 'starpilot'"),
-        (
-            "sb3:CartPole-v1",
-            "'sb3:CartPole-v1'.*expected an id behind procgen:, envpool:, gymnasium:",
-        ),
-        ("StarpilotEasy-v0", "did you mean 'starpilot'"),
-        ("envpool:MazeMemory-v0", "unknown"),
-        ("qqqqqqqqqq", "env.id is 'qqqqqqqqqq', an unknown environment;"),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "message"), [
+    ("starpilto", r"env.id is 'starpilto', .*did you mean 'starpilot'.*phasicrl envs"),
+    ("procgen:starpilto", "did you mean 'procgen:starpilot'"),
+    ("Cartpole-v1", "did you mean 'CartPole-v1'"),
+    ("envpool:Cartpole-v1", "did you mean 'envpool:CartPole-v1'"),
+    ("gymnasium:Cartpole-v1", "did you mean 'gymnasium:CartPole-v1'.*`--import MODULE`"),
+    ("gymnasium:starpilot", "did you mean 'procgen:starpilot'"),
+    ("gymnasium:Pong-v6", "did you mean 'envpool:Pong-v5'.*ALE/Pong-v5 after `pip install ale"),
+    ("PongNoFrameskip-v4", "did you mean 'Pong-v5'"),
+    ("sb3:CartPole-v1", "'sb3:CartPole-v1'.*expected an id behind procgen:, envpool:, gymn"),
+    ("StarpilotEasy-v0", "did you mean 'starpilot'"),
+    ("envpool:MazeMemory-v0", "unknown"),
+    ("qqqqqqqqqq", "env.id is 'qqqqqqqqqq', an unknown environment;"),
+])  # fmt: skip
 def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str) -> None:
     refused(message, id=env_id)
 
 
 @needs_envpool
-@pytest.mark.parametrize(
-    ("env_id", "message"),
-    [
-        ("envpool:TicTacToe-v1", "env.id is envpool:TicTacToe-v1, for 2 players; expected one"),
-        ("envpool:intersection-multi-agent-v1", "for 2 players"),
-        ("gymnasium:texts", "gymnasium:texts: observation_space is Text.*; expected Box"),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "message"), [
+    ("envpool:TicTacToe-v1", "env.id is envpool:TicTacToe-v1, for 2 players; expected one"),
+    ("envpool:intersection-multi-agent-v1", "for 2 players"),
+    ("gymnasium:texts", "gymnasium:texts: observation_space is Text.*; expected Box"),
+])  # fmt: skip
 def test_spaces_that_are_not_supported_are_refused(
     env_id: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,18 +152,15 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
         assert resolve(env_id) == (env_id.partition(":")[0], env_id.partition(":")[2])
 
 
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        (EnvConfig(id="envpool:CartPole-v1"), 500),
-        (EnvConfig(id="envpool:CartPole-v1", options={"max_episode_steps": 30}), 30),
-        (EnvConfig(id="gymnasium:Taxi-v4"), 200),
-        (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": 30}), 30),
-        (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": "1e3"}), 1000),
-        (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": -1}), None),
-        (EnvConfig(id="procgen:starpilot"), None),
-    ],
-)
+@pytest.mark.parametrize(("config", "limit"), [
+    (EnvConfig(id="envpool:CartPole-v1"), 500),
+    (EnvConfig(id="envpool:CartPole-v1", options={"max_episode_steps": 30}), 30),
+    (EnvConfig(id="gymnasium:Taxi-v4"), 200),
+    (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": 30}), 30),
+    (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": "1e3"}), 1000),
+    (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": -1}), None),
+    (EnvConfig(id="procgen:starpilot"), None),
+])  # fmt: skip
 def test_the_limit_of_an_episode_is_known_without_playing(
     config: EnvConfig, limit: int | None
 ) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fnmatch
 import functools
 import importlib.util
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import EnvConfig
 from phasicrl.config_io import suggest_name
@@ -118,16 +118,14 @@ def _import_simulators(backend: str) -> Any:
         return importlib.import_module(f"phasicrl.envs.{backend}")
 
 
-def _find_spec(name: str) -> EnvSpec:
-    """Return the specification of a registered environment, whose name may follow a module."""
-    return gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
+def find_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, Any]]:
+    """Return the function that makes a registered environment with `env.options`.
 
-
-def find_maker(name: str, config: EnvConfig) -> Callable[..., gym.Env[Any, Any]]:
-    """Return the function that makes a registered environment with `env.options`."""
+    Its name may follow a module.
+    """
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
-    spec = _find_spec(name)
+    spec = gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
     options = convert_make_options(spec, config.options)
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
@@ -154,18 +152,22 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         envpool.import_envpool()  # raises if it is not installed
     if prefix == "gymnasium" and {bare, name} & gym.registry.keys():  # EnvPool is not imported
         return "gymnasium", name
-    names = _names(prefix)
+    names: dict[Any, Collection[str]] = _names(prefix)
     for backend, known in names.items():
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
-    near = suggest_name(bare, [each for known in names.values() for each in known])
+    ids = {each: f"{key}:{each}" for key in (*names, prefix) for each in names.get(key, ())}
+    near = suggest_name(bare.replace("NoFrameskip", ""), ids)
+    if prefix and not module:  # the name may be one of another back end
+        near = re.sub("'(.*?)'", lambda found: repr(ids[found[1]]), near)
     missing = "" if "envpool" in names else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
         "envpool:, gymnasium:, mjlab:, gymnax: or pgx:. `phasicrl envs` lists known ones. For one "
-        "that a module registers write gymnasium:MODULE:ID, or add `--import MODULE`; for one that "
-        f"a function makes, `--make-env MODULE:FUNCTION`.{missing}"
+        "that a module registers write gymnasium:MODULE:ID (gymnasium:ale_py:ALE/Pong-v5 after "
+        "`pip install ale-py`), or add `--import MODULE`; for one that a function makes, "
+        f"`--make-env MODULE:FUNCTION`.{missing}"
     )
 
 
@@ -197,9 +199,8 @@ def episode_limit(config: EnvConfig) -> int | None:
     if backend == "envpool":
         options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
-    spec = _find_spec(name)
-    options = convert_make_options(spec, config.options)
-    limit: int = options.get("max_episode_steps", spec.max_episode_steps or 0)
+    maker = find_maker(name, config)
+    limit: int = maker.keywords.get("max_episode_steps", maker.args[0].max_episode_steps or 0)
     return limit if limit > 0 else None
 
 
