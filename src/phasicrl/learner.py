@@ -121,7 +121,7 @@ class Learner:
         self._set_learning_rates()
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
         record = {"charts/learning_rate": rates[0]}
-        if self.config.ppo.value_learning_rate is not None and len(rates) > 1:
+        if self.scheduled.ppo.value_learning_rate is not None and len(rates) > 1:
             record["charts/value_learning_rate"] = rates[1]
         if self.schedule or self.config.ppo.clip_schedule != "constant":
             record["charts/clip"] = self.scheduled.ppo.clip or math.inf

@@ -90,14 +90,13 @@ def test_a_function_takes_precedence_over_constants_and_named_schedules(tmp_path
         assert found["policy"] == pytest.approx([1e-3 + 2.5e-4 * index] * 2)
         assert found["aux"] == pytest.approx([1e-3 * (1 - index / 4)] * 2)
         assert found["entropy_coef"] == pytest.approx(0.04 * (1 - index / 4))
-    found = follow(tmp_path, lambda _: {"ppo.clip": 0.3}, clip=None)
-    assert [each["clip"] for each in found] == [0.3] * 4
+    options = {"ppo.clip": 0.3, "ppo.value_learning_rate": 0.004}
+    for found in follow(tmp_path, lambda _: options, clip=None):
+        assert [found["clip"], found["charts/value_learning_rate"]] == [0.3, 0.004]
 
 
 def test_without_clip_the_range_is_infinite(tmp_path: Path) -> None:
-    assert [x["clip"] for x in follow(tmp_path, clip=None, clip_schedule="linear")] == [
-        math.inf
-    ] * 4
+    assert {x["clip"] for x in follow(tmp_path, clip=None, clip_schedule="linear")} == {math.inf}
 
 
 def test_the_loss_has_the_current_clip_range_and_entropy_bonus(tmp_path: Path) -> None:
@@ -172,6 +171,10 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, stop: int) -> None
     ({"ppo.entropy_schedule": "cosine"}, None, "continues at 0.0005, ppo.entropy_coef at 0.02"),
     ({"ppo.clip": None}, lambda x: {"ppo.entropy_coef": x / 3, "ppo.learning_rate": 1e-3},
      "continues at 0.001, ppo.clip at inf, ppo.entropy_coef at 0.167"),
+    ({"aux": tiny_aux(optimizer="own", learning_rate=1e-3), "ppo.schedule": "linear"},
+     lambda x: {"ppo.value_learning_rate": (1 + x) / 500},
+     "continues at 0.00025, ppo.value_learning_rate at 0.003, aux.learning_rate at 0.0005, "
+     "ppo.clip at 0.2, ppo.entropy_coef at 0.04"),
 ])  # fmt: skip
 def test_a_longer_run_says_with_which_values_its_schedules_continue(
     tmp_path: Path, changes: dict[str, Any], schedule: Any, said: str,
@@ -184,19 +187,16 @@ def test_a_longer_run_says_with_which_values_its_schedules_continue(
     assert f"the learning rate {said}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ("linear", r"schedule is 'linear'; expected a function"),
-        ({"ppo.clip": 0.1}, r"schedule is {'ppo\.clip': 0\.1}; expected a function"),
-        (lambda progress: 1 - progress, r"schedule returns 1\.0; expected values of"),
-        (lambda _: {"ppo.gamma": 0.9}, r"schedule returns {'ppo\.gamma': 0\.9}; expected values"),
-        (lambda _: {"ppo.clip": "low"}, r"ppo\.clip is 'low'; expected float"),
-        (lambda _: {"ppo.clip": -0.1}, r"ppo\.clip is -0\.1; expected a number above 0"),
-        (lambda _: {"ppo.entropy_coef": math.nan}, r"ppo\.entropy_coef is nan; expected 0 or"),
-        (lambda _: {"ppo.learning_rate": None}, r"ppo\.learning_rate is None; expected float"),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "message"), [
+    ("linear", r"schedule is 'linear'; expected a function"),
+    ({"ppo.clip": 0.1}, r"schedule is {'ppo\.clip': 0\.1}; expected a function"),
+    (lambda progress: 1 - progress, r"schedule returns 1\.0; expected values of"),
+    (lambda _: {"ppo.gamma": 0.9}, r"schedule returns {'ppo\.gamma': 0\.9}; expected values"),
+    (lambda _: {"ppo.clip": "low"}, r"ppo\.clip is 'low'; expected float"),
+    (lambda _: {"ppo.clip": -0.1}, r"ppo\.clip is -0\.1; expected a number above 0"),
+    (lambda _: {"ppo.entropy_coef": math.nan}, r"ppo\.entropy_coef is nan; expected 0 or"),
+    (lambda _: {"ppo.learning_rate": None}, r"ppo\.learning_rate is None; expected float"),
+])  # fmt: skip
 def test_a_schedule_returns_numbers_of_options(tmp_path: Path, schedule: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(tiny(tmp_path), make_env=corridor, schedule=schedule)

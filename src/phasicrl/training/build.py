@@ -189,12 +189,16 @@ def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> s
     """Describe the changed options of a resumed run, and what follows from them."""
     text = "".join(f"; {change}" for change in changes)
     if changes and (progress := env_steps / learner.config.budget) < 1:
-        ppo = learner.config.with_schedules(learner.schedule, progress).ppo
-        text += f"; the learning rate continues at {ppo.learning_rate * learner.lr_multiplier:.3g}"
-        if learner.schedule or ppo.clip_schedule != "constant":
-            text += f", ppo.clip at {ppo.clip or math.inf:.3g}"
-        if learner.schedule or ppo.entropy_schedule != "constant":
-            text += f", ppo.entropy_coef at {ppo.entropy_coef:.3g}"
+        now = learner.config.with_schedules(learner.schedule, progress)
+        ppo, aux, factor = now.ppo, now.aux, learner.lr_multiplier
+        value_rate = factor * (ppo.value_learning_rate or 0)
+        has_aux_rate = now.has_auxiliary_phase and aux.optimizer == "own"
+        off = () if learner.schedule else ("constant",)
+        text += f"; the learning rate continues at {ppo.learning_rate * factor:.3g}"
+        text += f", ppo.value_learning_rate at {value_rate:.3g}" * (value_rate > 0)
+        text += f", aux.learning_rate at {aux.learning_rate:.3g}" * has_aux_rate
+        text += f", ppo.clip at {ppo.clip or math.inf:.3g}" * (ppo.clip_schedule not in off)
+        text += f", ppo.entropy_coef at {ppo.entropy_coef:.3g}" * (ppo.entropy_schedule not in off)
     return text
 
 
@@ -321,10 +325,8 @@ def check_divisible_by_ranks(config: Config, world: World) -> None:
     """
     num_envs, rest = divmod(config.env.num_envs, world.size)
     if rest:
-        raise ValueError(
-            f"env.num_envs is {config.env.num_envs}; expected a multiple of the "
-            f"{world.size} processes"
-        )
+        rule = f"a multiple of the {world.size} processes"
+        raise ValueError(f"env.num_envs is {config.env.num_envs}; expected {rule}")
     try:
         config.with_updates({"env.num_envs": num_envs})
     except ValueError as error:
