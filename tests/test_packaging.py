@@ -29,7 +29,7 @@ LIMITS = {
     "largest other file": 375,
     "tests": 19_982,
     "benchmarks + tools": 4_674,
-    "words of docs": 24_250,
+    "words of docs": 24_257,
     "lines of README": 120,
 }
 
