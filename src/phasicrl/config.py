@@ -578,11 +578,8 @@ class LogConfig(_Group):
     epochs: bool = False
     """Write the metrics of each epoch into `epochs.jsonl`."""
     wandb: bool = False
-    """Send the metrics to Weights & Biases (extra `wandb`)."""
-    wandb_project: str = "phasicrl"
-    """Project of Weights & Biases."""
-    wandb_entity: str | None = None
-    """Team or user of Weights & Biases; none: its default."""
+    """Send the metrics to Weights & Biases (extra `wandb`), to the project `phasicrl`, unless the
+    variables WANDB_PROJECT and WANDB_ENTITY name others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -628,9 +625,7 @@ class EvaluationConfig(_Group):
     steps: bool = False
     """Write every step of the first episode, in `evaluations/` and to TensorBoard."""
     film: bool = False
-    """Record an episode of each evaluation in `videos/`."""
-    overlay: bool = True
-    """Show return, value and policy below the images of the recordings."""
+    """Record an episode of each evaluation in `videos/`, with return, value and policy below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

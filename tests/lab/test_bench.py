@@ -81,7 +81,7 @@ def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None
     """Checkpoints, rows of epochs, displays, evaluations."""
     config = make_config(tmp_path).with_updates({
         "checkpoint.every_iterations": 1, "log.epochs": True, "log.wandb": True,
-        "log.wandb_project": "foo", "evaluation.every_iterations": 1,
+        "evaluation.every_iterations": 1,
     })  # fmt: skip
     config = measure_speed(config, seconds=0.01, make_env=corridor).config
     assert not config.checkpoint.is_periodic and not config.log.epochs and not config.log.wandb

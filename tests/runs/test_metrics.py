@@ -257,10 +257,12 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_keeps_its_id(
     wandb.init.return_value = wandb
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     (tmp_path / "run").mkdir()
-    settings = config(wandb=True, wandb_project="games", wandb_entity="us")
+    settings = config(wandb=True)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
     with closing(MetricsLog(tmp_path / "run", settings)) as log:
         write_rows(log, 1, 1, losses__entropy=math.inf)
         kept = log.state_dict()
+    monkeypatch.setenv("WANDB_PROJECT", "games")
     with closing(MetricsLog(tmp_path / "run", settings, saved=kept)) as log:
         write_rows(log, 2, 2)
     rows = [{"env_steps": n * BATCH, "charts/SPS": float(n)} for n in (1, 2)]
@@ -269,7 +271,7 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_keeps_its_id(
     assert wandb.finish.call_count == 2
     first, second = (call.kwargs for call in wandb.init.call_args_list)
     assert first["id"] == second["id"] and first["resume"] == "allow"
-    assert (first["project"], first["entity"]) == ("games", "us")
+    assert (first["project"], second["project"]) == ("phasicrl", "games")
     assert (first["group"], first["name"]) == ("demo", "run")
     assert first["config"]["env"]["id"] == "procgen:coinrun"
 

@@ -42,9 +42,7 @@ CORRIDOR: dict[str, dict[str, Any]] = {
     "obs_norm.clip": {"obs_norm.clip": 1.0},
     "obs_norm.decay": {"obs_norm.statistics": "moments", "obs_norm.decay": 0.9},
     "value_norm.decay": {"value_norm.statistics": "moments", "value_norm.decay": 0.9},
-    "evaluation.overlay": {"evaluation.every_iterations": 1, "evaluation.overlay": False},
     "evaluation.film": {"evaluation.film": True},
-    "log.wandb_entity": {"log.wandb_entity": "us"},
 }  # fmt: skip
 """Changes of `tiny` that leave an option without effect in a corridor."""
 

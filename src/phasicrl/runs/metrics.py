@@ -325,7 +325,7 @@ class _WandB:
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
         self._run: Any = wandb.init(
-            project=config.log.wandb_project, entity=config.log.wandb_entity, group=config.name,
+            project=os.environ.get("WANDB_PROJECT", "phasicrl"), group=config.name,
             id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
             config=dataclasses.asdict(config), dir=str(run_dir),
         )  # fmt: skip

@@ -191,14 +191,16 @@ def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> s
     if changes and (progress := env_steps / learner.config.budget) < 1:
         now = learner.config.with_schedules(learner.schedule, progress)
         ppo, aux, factor = now.ppo, now.aux, learner.lr_multiplier
-        value_rate = factor * (ppo.value_learning_rate or 0)
-        has_aux_rate = now.has_auxiliary_phase and aux.optimizer == "own"
         off = () if learner.schedule else ("constant",)
         text += f"; the learning rate continues at {ppo.learning_rate * factor:.3g}"
-        text += f", ppo.value_learning_rate at {value_rate:.3g}" * (value_rate > 0)
-        text += f", aux.learning_rate at {aux.learning_rate:.3g}" * has_aux_rate
-        text += f", ppo.clip at {ppo.clip or math.inf:.3g}" * (ppo.clip_schedule not in off)
-        text += f", ppo.entropy_coef at {ppo.entropy_coef:.3g}" * (ppo.entropy_schedule not in off)
+        if ppo.value_learning_rate is not None:
+            text += f", ppo.value_learning_rate at {ppo.value_learning_rate * factor:.3g}"
+        if now.has_auxiliary_phase and aux.optimizer == "own":
+            text += f", aux.learning_rate at {aux.learning_rate:.3g}"
+        if ppo.clip_schedule not in off:
+            text += f", ppo.clip at {ppo.clip or math.inf:.3g}"
+        if ppo.entropy_schedule not in off:
+            text += f", ppo.entropy_coef at {ppo.entropy_coef:.3g}"
     return text
 
 

@@ -80,8 +80,6 @@ def _list_option_requirements(config: Config) -> list[Requirement]:
         (obs_norm != "none", "obs_norm.statistics", "obs_norm."),
         (value_norm == "ema", "value_norm.statistics ema", "value_norm.decay"),
         (value_norm != "none", "value_norm.statistics", "value_norm."),
-        (config.evaluation.film, "evaluation.film", "evaluation.overlay"),
         (config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation."),
-        (config.log.wandb, "log.wandb", "log.wandb_"),
     ]
 # fmt: on
