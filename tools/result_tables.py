@@ -383,8 +383,7 @@ def _kept_runs(preset: str) -> Iterable[Row]:
         run, (metrics,) = RunDirectory(path.parent), path.parent.glob("metrics.jsonl*")
         command = " ".join(run.card["command"]) + " "
         name = re.search(r" train (\S+)", command)  # none: trained by a script
-        # A kept config.json may have another schema.
-        if (name[1] if name else read_json(f"{path.parent}/config")["name"]) != preset:
+        if (name[1] if name else run.config.name) != preset:
             continue
         data = metrics.read_bytes()
         text = gzip.decompress(data) if metrics.suffix == ".gz" else data
