@@ -81,7 +81,7 @@ class Contestant:
 
 
 def _ours(name: str, preset: str, fields: str, **more: Any) -> Contestant:
-    """Return ours; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
+    """Return our contestant; the preset may follow `--tensors`, see `peers/run_phasicrl.py`."""
     return Contestant(name, "phasicrl", f"{preset} --seed {{seed}} {fields}", **more)
 
 

@@ -52,10 +52,10 @@ class Image(gym.Env[np.ndarray, np.int64]):
 
 
 class Echo(gym.Env[Any, Any]):
-    """Reward for giving back the number that was shown.
+    """Task of giving back a number, which is shown in the first of five steps only.
 
-    Actions of any kind, seen as numbers or (`tree`) as parts, with masks or without. It is shown in
-    the first of five steps only. Every second episode is truncated, the others terminate.
+    Actions of any kind, seen as numbers or (`tree`) as parts, with masks or without. Every second
+    episode is truncated, the others terminate.
     """
 
     def __init__(self, actions: Any, *, tree: bool = False, masked: bool = False) -> None:

@@ -76,7 +76,7 @@ TINY = Config(name="tiny", seed=3, total_env_steps=128).with_updates({
 
 
 def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Config:
-    """Return a run of four corridors with rollouts of eight steps, which takes under a second."""
+    """Return a configuration of four corridors, eight steps a rollout; it trains in a second."""
     return replace(TINY.with_updates({"output_dir": str(tmp_path), "aux": aux or OFF}), **changes)
 
 

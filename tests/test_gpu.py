@@ -139,7 +139,7 @@ def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Pat
 
 
 def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
-    """Save a run that was stopped after three iterations, within its second phase."""
+    """Train for three iterations, save within the second phase, and stop; return the run."""
 
     class Stop(Exception):
         pass

@@ -43,7 +43,7 @@ shout = builtins.print
 def hear(*args: object, **options: object) -> None:
     """Read CleanRL's lines: `SPS: …` once an iteration, and the return of each episode.
 
-    Print our mark at each line, and keep the returns for its mean.
+    Print our mark for each iteration, with the mean of the last returns.
     """
     text = " ".join(map(str, args))
     if text.startswith("SPS:"):

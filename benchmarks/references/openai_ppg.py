@@ -62,7 +62,7 @@ class TensorType:
 
 
 class Wrapper:
-    """`gym3.Wrapper`, which forwards everything else."""
+    """`gym3.Wrapper`, which forwards the attributes that it lacks."""
 
     def __init__(self, env: Any) -> None:
         self.env = env

@@ -578,8 +578,8 @@ class LogConfig(_Group):
     epochs: bool = False
     """Write the metrics of each epoch into `epochs.jsonl`."""
     wandb: bool = False
-    """Send the metrics to Weights & Biases (extra `wandb`), to the project `phasicrl`, unless the
-    variables WANDB_PROJECT and WANDB_ENTITY name others."""
+    """Send the metrics to Weights & Biases (extra `wandb`): to the project of the variable
+    WANDB_PROJECT, by default `phasicrl`, and the team or user of WANDB_ENTITY."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

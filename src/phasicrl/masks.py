@@ -80,12 +80,12 @@ def _is_sequence(mask: Any) -> bool:
     return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
 
 
-def to_array(mask: Any) -> np.ndarray | None:
-    """Return a mask or an observation as an array of numbers; None if it is something else."""
-    if isinstance(mask, Mapping):
+def to_array(value: Any) -> np.ndarray | None:
+    """Return a value as an array of numbers; None if it is something else."""
+    if isinstance(value, Mapping):
         return None
     try:
-        array = np.asarray(mask)
+        array = np.asarray(value)
     except ValueError:  # parts of different lengths
         return None
     return array if array.dtype.kind in "biuf" else None

@@ -106,7 +106,7 @@ def test_a_failure_to_make_an_environment_in_its_process_is_reported() -> None:
 
 
 class Chance(Counting):
-    """Observation of a number, by its kind: fixed, or drawn from one of several generators."""
+    """Environment that shows a number, by its kind: fixed, or drawn from a generator."""
 
     observation_space = gym.spaces.Box(0, 9, (3,), np.float32)
 

@@ -95,7 +95,7 @@ def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end
 
 
 def changed(**attributes: Any) -> MakeVectorEnv:
-    """Return the environment with changed attributes."""
+    """Return a maker of environments with changed attributes."""
 
     def made(num_envs: int) -> Any:
         vector = sync()(num_envs)
@@ -107,7 +107,7 @@ def changed(**attributes: Any) -> MakeVectorEnv:
 
 
 def answering(index: int, value: Any) -> MakeVectorEnv:
-    """Return an environment whose step returns something else at a place."""
+    """Return a maker of environments whose step returns something else at a place."""
 
     class Answers(gym.vector.VectorWrapper):
         def step(self, actions: Any) -> Any:

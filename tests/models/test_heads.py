@@ -384,7 +384,7 @@ def test_deviations_are_trained_unless_they_are_fixed(std: Any) -> None:
 def test_trained_deviations_stop_at_their_bounds(
     std: Any, raw: float, low: float, high: float
 ) -> None:
-    """A deviation beyond a bound is the bound, without gradient; others are not changed."""
+    """Deviations end at their bounds without gradient; network outputs approach the least one."""
     action = ActionConfig(std=std, std_value=0.3, min_std=low, max_std=high)
     head = make_head(BOX, action)
     outputs = [0.0, 0.0] if std == "parameter" else [0.0, 0.0, raw, math.log(4 / 3)]

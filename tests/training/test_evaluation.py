@@ -30,7 +30,7 @@ from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tin
 
 
 def evaluated(tmp_path: Path, **changes: Any) -> Config:
-    """Return a run of four iterations, with an evaluation after every second one."""
+    """Return a configuration of four iterations, with an evaluation after every second one."""
     few = {"evaluation.every_iterations": 2, "evaluation.episodes": 3}
     return tiny(tmp_path, total_env_steps=128).with_updates(few | changes)
 

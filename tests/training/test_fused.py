@@ -64,7 +64,7 @@ class Infinite(TensorCartPole):
 
 
 class Backwards(FusedCollector):
-    """CartPole whose call returns its columns in the opposite order."""
+    """Collector whose call returns its columns in the opposite order."""
 
     @property
     def _names(self) -> list[str]:

@@ -151,7 +151,7 @@ def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
 def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A terminal and a parent may both send it; a later signal does end the save."""
+    """A terminal and a parent may both send the signal; a later one does end the save."""
     ended: list[int] = []
     clock = Clock()
     monkeypatch.setattr("os._exit", ended.append)

@@ -154,8 +154,8 @@ def test_a_resumed_run_is_the_unbroken_one(
 ) -> None:
     """Weights, moments, statistics, generators, rollouts and metrics are equal to the bit.
 
-    With a phase of three iterations the run stops one and two iterations into it, and between two
-    of them. The run then goes on.
+    With phases of three iterations the run stops one and two iterations into a phase, and between
+    two phases. It then resumes.
     """
     aux = AUXES[aux_name]
     changes, make_env = UNBROKEN[name]

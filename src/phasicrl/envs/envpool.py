@@ -219,16 +219,16 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     load_graphics_libraries()
     if procgen:
         load_qt()
+    with suppress(ImportError):  # imported first, it does not read EnvPool's MPLBACKEND=Agg
+        importlib.import_module("matplotlib")
     before = set(os.environ)
-    if procgen:
-        family = importlib.import_module(PROCGEN)
-        # An import before Qt was loaded has failed, and EnvPool keeps the failure.
-        if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:
-            importlib.reload(family)
-    module = importlib.import_module("envpool")
-    for name in set(os.environ) - before:  # MPLBACKEND=Agg, which would blind the user's plots
+    module = importlib.import_module(PROCGEN if procgen else "envpool")
+    # An import before Qt was loaded has failed, and EnvPool keeps the failure.
+    if getattr(module, "_PROCGEN_IMPORT_ERROR", None) is not None:
+        importlib.reload(module)
+    for name in set(os.environ) - before:  # programs that are started later would inherit them
         del os.environ[name]
-    return module
+    return importlib.import_module("envpool")
 
 
 @functools.cache

@@ -121,7 +121,7 @@ def _import_simulators(backend: str) -> Any:
 def find_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, Any]]:
     """Return the function that makes a registered environment with `env.options`.
 
-    Its name may follow a module.
+    The name may follow that of a module, as in `MODULE:ID`.
     """
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
@@ -161,7 +161,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     near = suggest_name(bare.replace("NoFrameskip", ""), ids)
     if prefix and not module:  # the name may be one of another back end
         near = re.sub("'(.*?)'", lambda found: repr(ids[found[1]]), near)
-    missing = "" if "envpool" in names else " EnvPool is not installed: pip install envpool."
+    has_envpool = "envpool" in names or prefix in SIMULATORS
+    missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
         "envpool:, gymnasium:, mjlab:, gymnax: or pgx:. `phasicrl envs` lists known ones. For one "

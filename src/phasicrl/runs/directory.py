@@ -370,7 +370,7 @@ class RunDirectory:
         source = "the training has" if trained else f"{self.path / CARD_FILE} says"
         trained = trained or self.card.get("spaces") or spaces
         if trained.keys() != spaces.keys():
-            old, new = (", ".join(f"{part} {of[part]}" for part in of) for of in (trained, spaces))
+            old, new = (", ".join(f"{part} {x[part]}" for part in x) for x in (trained, spaces))
             raise ValueError(f"{source} {old}, and {name} has {new}; expected the same")
         both = [(part, trained[part], spaces[part]) for part in spaces]
         text = "; ".join(

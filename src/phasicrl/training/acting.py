@@ -59,12 +59,13 @@ class TrainedAgent:
         Raises:
             ValueError: `done` has another length, or other values.
         """
-        flags, num_envs = np.asarray(done, object), len(self._first)
+        flags = np.asarray(done, object)
+        num_envs = len(self._first) if self.network.state_size else 0
         if (num_envs and flags.ndim and flags.size != num_envs) or not np.isin(flags, (0, 1)).all():
             rule = f"True or False, or one for each of {num_envs or 'B'} environments"
             raise ValueError(f"done is {done!r}; expected {rule}")
         ended = torch.from_numpy(flags.astype(bool).reshape(-1)[:num_envs])
-        self._first = self._first[:0] if done is True else self._first | ended
+        self._first = self._first[:0] if done is True or not num_envs else self._first | ended
 
     @torch.inference_mode()
     def act(self, obs: Any, *, deterministic: bool = True, mask: Any = None) -> Any:
@@ -113,7 +114,7 @@ class TrainedAgent:
         arrays, observe = map_leaves(self.observation_space, to_array, obs), self._components or ()
         parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
         if any(x is None or (observe and x.shape[-1:] <= (max(observe),)) for x in parts):
-            rule = "an observation or a batch, which env.reset() and env.step() return first"
+            rule = "a whole observation or a batch, which env.reset() and env.step() return first"
             raise ValueError(f"obs is of type {type(obs).__name__}; expected {rule}")
         arrays = arrays[..., list(observe)] if observe else arrays
         is_batch = parts[0].ndim > len(self._layout.leaves[0].shape)

@@ -174,6 +174,8 @@ def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, lef
 
 def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Returns(monkeypatch)
+    # A process that trains imports the module of an environment later.
+    grid.make_arm(get_preset("classic-ppo"), {"env.id": "gymnasium:sent_with_it:X-v0"})
     uneven = {"ppo.num_minibatches": ["uniform", 2, 4]}
     folder = written(tmp_path / "search", search_of(tmp_path, (1,), values=uneven), 8)
     states = [trained(folder, number) for number in range(8)]

@@ -38,16 +38,23 @@ def check_value_lists(values: Mapping[str, Any]) -> None:
 
 
 def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
-    """Make an arm, name and configuration, for each combination of values, see `make_arm`."""
-    return [make_arm(base, dict(zip(values, x, strict=True))) for x in product(*values.values())]
+    """Make an arm, name and configuration, for each combination of values, see `make_arm`.
+
+    Raises:
+        ValueError: see `make_arm`; or the module of an environment is not imported.
+    """
+    arms = [make_arm(base, dict(zip(values, x, strict=True))) for x in product(*values.values())]
+    for _, config in arms:
+        require_imported_modules(config)
+    return arms
 
 
 def make_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config]:
     """Make an arm with these values of options, and name it by all but the environment.
 
     Raises:
-        ValueError: an option is unknown or set by the sweep, or values do not fit together (the
-            message names the arm), or the module of an environment is not imported.
+        ValueError: an option is unknown or set by the sweep, or values do not fit together; the
+            message names the arm.
     """
     changes = {path: tuple(x) if isinstance(x, list) else x for path, x in values.items()}
     words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
@@ -60,7 +67,6 @@ def make_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config]:
         raise ValueError(f"{arm}: {error}") from None
     if config.init_from is not None:  # relative to the folder of this process
         config = replace(config, init_from=str(Path(config.init_from).resolve()))
-    require_imported_modules(config)
     return arm, config
 
 
