@@ -168,7 +168,7 @@ def test_a_process_that_dies_or_hangs_cuts_all_episodes(
     by: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "STEP_SECONDS", 5)
-    envs = restarting_envs(partial(Fragile, 2, by), 1, vectorization="async")
+    envs = restarting_envs(partial(Fragile, 2, by), 1, mode="async")
     first = envs.reset()
     envs.step(RIGHT)
     before = envs.step(RIGHT)
@@ -257,7 +257,7 @@ def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
 @pytest.mark.long
 def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: Path) -> None:
     """Before that step the episodes have no state that could be saved."""
-    envs = restarting_envs(partial(Fragile, 10**9), 1, vectorization="async")
+    envs = restarting_envs(partial(Fragile, 10**9), 1, mode="async")
     envs.reset()
     before = envs.step(RIGHT)
     process = envs._vector.processes[1]
