@@ -27,8 +27,8 @@ VALUES: dict[str, Any] = {"ppo.learning_rate": ["log", 1e-5, 1e-1], "ppo.clip": 
 def written(folder: Path, search: module.Search, count: int) -> Path:
     """Write a search of a small configuration."""
     for number in range(count):
-        grid.write_dataclass(folder / f"{number:04d}" / grid.TRIAL, search.base)
-    write_json(folder / grid.SEARCH, search)
+        grid.write_dataclass(folder / f"{number:04d}" / grid.TRIAL_FILE, search.base)
+    write_json(folder / grid.SEARCH_FILE, search)
     return folder
 
 
@@ -63,7 +63,7 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert main(["sweep", "search", *words, "--trials", "2"]) == 0
     made = module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5)
     assert made == 3
-    base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH
+    base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH_FILE
     assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
     found = [(status.id, status.state) for status in sweep.get_status(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
@@ -102,7 +102,7 @@ class Returns:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trained: list[tuple[float, int, int]] = []
         self.interrupt_at: tuple[int, int] | None = None
-        monkeypatch.setattr(module, "_train_steps", self.train)
+        monkeypatch.setattr(module, "_train_until", self.train)
         monkeypatch.setattr(module, "score_run", lambda found, until: found)
 
     def train(self, config: Config, until: int) -> float:
@@ -123,7 +123,7 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
     assert first == [(seed, until) for until in (512, 1024, 1536) for seed in (1, 2, 3, 4)]
     assert "pruned" in states and states.index("pruned") >= 5, "five are finished first"
     for trial in study.trials:
-        config = read_options(Config, folder / f"{trial.number:04d}" / grid.TRIAL)
+        config = read_options(Config, folder / f"{trial.number:04d}" / grid.TRIAL_FILE)
         rate = trial.params["ppo.learning_rate"]
         assert config.ppo.learning_rate == rate and config.seed == 1
         # The interquartile mean of four leaves the best and the worst out.
@@ -158,14 +158,14 @@ def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
     assert study.trials[0].params == cut.params and len(study.trials) == 2
     assert all([*t.intermediate_values] == [384, 768, 1152, 1536] for t in study.trials)
     before = len(returns.trained)
-    (folder / "0000" / grid.OUTCOME).unlink()  # killed before it was written
+    (folder / "0000" / grid.OUTCOME_FILE).unlink()  # killed before it was written
     assert trained(folder, 0) == "complete" and len(returns.trained) == before
 
 
 @pytest.mark.parametrize("left", [b'{"op_code":8,"trial', b""])
 def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, left: bytes) -> None:
     module.open_study(tmp_path).ask().set_user_attr("a", 1)
-    with (tmp_path / module.STUDY).open("ab") as file:
+    with (tmp_path / module.STUDY_FILE).open("ab") as file:
         file.write(left)
     module.open_study(tmp_path).ask().set_user_attr("a", 2)
     found = [trial.user_attrs for trial in module.open_study(tmp_path).trials]
@@ -206,7 +206,7 @@ def test_received_searches_run_no_code(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search_of(tmp_path), 1)
-    (folder / grid.SEARCH).write_text(tree.replace("{", f'{{"schema": {SCHEMA}, ', 1))
+    (folder / grid.SEARCH_FILE).write_text(tree.replace("{", f'{{"schema": {SCHEMA}, ', 1))
     assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error
@@ -223,7 +223,7 @@ def test_diverged_runs_have_lowest_returns(tmp_path: Path, monkeypatch: pytest.M
         raise ValueError("no numbers")
 
     monkeypatch.setattr(trials, "train", diverging)
-    files = module._train_steps(config, 640)
+    files = module._train_until(config, 640)
     returns = [row[trials.RETURN] for row in files.metrics() if trials.RETURN in row]
     assert module.score_run(files, 640) == min(returns)
     assert module.score_run(files, 9 * 64) == returns[-1] != min(returns)
@@ -239,14 +239,14 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     base = base.with_updates({"ppo.max_grad_norm": None})
     search = module.Search(base, {"ppo.learning_rate": [1e-3, 1e30]}, (1, 2), 2)
     stops: list[tuple[int, int]] = []
-    plain = module._train_steps
+    plain = module._train_until
 
     def noted(config: Config, until: int) -> Any:
         files = plain(config, until)
         stops.extend((config.seed, row["env_steps"]) for row in files.last_rows(1))
         return files
 
-    monkeypatch.setattr(module, "_train_steps", noted)
+    monkeypatch.setattr(module, "_train_until", noted)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search, 6)
     sweep.run_sweep(folder)
@@ -254,7 +254,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     assert {*states.values()} == {"complete", "fail"}
     complete = [trial for trial, state in states.items() if state == "complete"]
     assert stops == [(1, 384), (2, 384), (1, 768), (2, 768)] * len(complete)
-    best = folder / complete[0] / grid.TRIAL
+    best = folder / complete[0] / grid.TRIAL_FILE
     assert main(["sweep", "status", str(folder)]) == 0
     assert "phasicrl train --from" in capsys.readouterr().out
     assert main(["train", "--from", str(best), "--seed", "101"]) == 0

@@ -39,7 +39,7 @@ def values(folder: Path, **lists: Any) -> Path:
 def written(folder: Path, *configs: Config) -> Path:
     """Write a sweep of configurations, each a trial named by its place."""
     for number, config in enumerate(configs):
-        grid.write_dataclass(folder / str(number) / grid.TRIAL, config)
+        grid.write_dataclass(folder / str(number) / grid.TRIAL_FILE, config)
     return folder
 
 
@@ -74,11 +74,11 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     close = [0.123412, 0.123388]
     assert sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
-    before = {path: path.read_text() for path in folder.glob(f"*/{grid.TRIAL}")}
+    before = {path: path.read_text() for path in folder.glob(f"*/{grid.TRIAL_FILE}")}
     more = values(tmp_path, ppo__clip=[*close, 0.3])
     assert sweep.make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
     assert all(path.read_text() == text for path, text in before.items())
-    configs = [read_options(Config, path / grid.TRIAL) for path in sweep.list_trials(folder)]
+    configs = [read_options(Config, path / grid.TRIAL_FILE) for path in sweep.list_trials(folder)]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
     made = get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2})
@@ -120,7 +120,7 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"expected one kind\. Separate them"):
         sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     (tmp_path / "search").mkdir()
-    (tmp_path / "search" / grid.SEARCH).touch()
+    (tmp_path / "search" / grid.SEARCH_FILE).touch()
     with pytest.raises(ValueError, match="with a search; expected a new folder"):
         sweep.make_sweep(tmp_path / "search", ["classic-ppo"])
 
@@ -158,7 +158,7 @@ def test_trials_train_and_resume_in_an_environment_of_ones_own(
     folder, words = tmp_path / "sweep", ["--make-env", "rooms:make", "--total-env-steps", "2048"]
     assert main(["sweep", "make", str(folder), "classic-ppo", "--seeds", "1", *words]) == 0
     (trial,) = sweep.list_trials(folder)
-    config = read_options(Config, trial / grid.TRIAL)
+    config = read_options(Config, trial / grid.TRIAL_FILE)
     assert (config.env.id, config.total_env_steps) == ("gymnasium:rooms:make", 2048)
     train(trials.make_trial_config(config, config.name, trial), callbacks=stop_at(1))
     sys.modules.pop("rooms")
@@ -198,21 +198,21 @@ def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
-    second = folder / "1" / grid.TRIAL
+    second = folder / "1" / grid.TRIAL_FILE
     grid.write_dataclass(second, replace(read_options(Config, second), init_from="nowhere"))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n.*/sweep/1: .*nowhere is not"):
         sweep.run_sweep(folder)
     assert main(["sweep", "run", str(folder)]) == 1
     assert capsys.readouterr().err.startswith("error: 1 trials failed")
-    assert {path.parent.name for path in folder.glob(f"*/{grid.OUTCOME}")} == {"0", "2"}
+    assert {path.parent.name for path in folder.glob(f"*/{grid.OUTCOME_FILE}")} == {"0", "2"}
     for text in ("{", "[]", '{"seed": "x"}', '{"env": 3}', '{"env": {"id": "gymnasium:sent:X"}}'):
         second.write_text(text.replace('{"', f'{{"schema": {SCHEMA}, "', 1))
         assert main(["sweep", "run", str(folder)]) == 2
         error = capsys.readouterr().err
         assert "sweep/1/trial.json" in error or "--import sent" in error
         assert "Traceback" not in error and "sent" not in sys.modules
-    grid.write_dataclass(second, read_options(Config, folder / "0" / grid.TRIAL))
-    (folder / "0" / grid.OUTCOME).write_text(f'{{"schema": {SCHEMA}, "state": [3]}}')
+    grid.write_dataclass(second, read_options(Config, folder / "0" / grid.TRIAL_FILE))
+    (folder / "0" / grid.OUTCOME_FILE).write_text(f'{{"schema": {SCHEMA}, "state": [3]}}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2
         assert "outcome.json: state is [3]" in capsys.readouterr().err
@@ -243,7 +243,7 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = tmp_path / "sweep"
     sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
     (trial,) = sweep.list_trials(folder)
-    grid.write_dataclass(trial / grid.OUTCOME, grid.Outcome("done"))
+    grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome("done"))
     (status,) = sweep.get_status(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
     assert status.shared == "classic-ppo, clip 0.1"
@@ -265,13 +265,13 @@ def test_status_of_many_trials_lists_those_that_need_attention(
     sweep.make_sweep(folder, ["classic-ppo"], seeds=range(1, 22))
     trials = sweep.list_trials(folder)
     for trial, state in zip(trials[:19], [*["done"] * 17, "diverged", "diverged"], strict=True):
-        grid.write_dataclass(trial / grid.OUTCOME, grid.Outcome(state))
+        grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome(state))
     for lost in (0, 1):
         assert main(["sweep", "status", str(folder)]) == 0
         shown = capsys.readouterr().out
         assert f"\n17 done, 2 diverged, {2 - lost} pending\n" in shown
         assert shown.count("│ classic-ppo") == (20 if lost else 2)
-        (trials[-1] / grid.TRIAL).unlink(missing_ok=True)
+        (trials[-1] / grid.TRIAL_FILE).unlink(missing_ok=True)
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:
@@ -337,12 +337,12 @@ def test_a_ray_cluster_may_lose_a_node(tmp_path: Path, monkeypatch: pytest.Monke
             wait_for(lambda: has_begun(folder, 5), 120)
             cluster.remove_node(node, allow_graceful=False)
 
-        (folder / "2" / grid.TRIAL).rename(folder / "bad.json")
+        (folder / "2" / grid.TRIAL_FILE).rename(folder / "bad.json")
         loser = threading.Thread(target=lose_a_node)
         loser.start()
         sweep.run_sweep(folder, ray=(str(cluster.address),))
         loser.join()
-        (folder / "bad.json").rename(folder / "2" / grid.TRIAL)
+        (folder / "bad.json").rename(folder / "2" / grid.TRIAL_FILE)
         with pytest.raises(FailedTrialsError, match=r"sweep/2: .*nowhere is not"):
             sweep.run_sweep(folder, ray=())
     finally:

@@ -80,7 +80,7 @@ def vary_seed(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> l
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
 
 
-def check_seeds_not_mixed(where: Path, seeds: Iterable[int]) -> None:
+def check_seeds_of_one_kind(where: Path, seeds: Iterable[int]) -> None:
     """Check that `where` does not have both seeds for choosing and seeds for reporting.
 
     Raises:
@@ -128,7 +128,7 @@ class ResultTable:
         """
         there = {self._get_key(row) for row in self.read()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        check_seeds_not_mixed(self.path, seeds)
+        check_seeds_of_one_kind(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:

@@ -12,8 +12,8 @@ from phasicrl import Config
 from phasicrl.config import format_value, require_imported_modules
 from phasicrl.config_io import write_json
 
-TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
-SEEDS = (1, 2, 3)
+TRIAL_FILE, OUTCOME_FILE, SEARCH_FILE = "trial.json", "outcome.json", "search.json"
+DEFAULT_SEEDS = (1, 2, 3)
 """Default seeds of a sweep, for choosing settings."""
 
 

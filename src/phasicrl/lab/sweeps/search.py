@@ -26,7 +26,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import import_optional
 
 optuna = import_optional("optuna", "a search needs Optuna")
-STUDY, _SLOT = "study.log", "slot"
+STUDY_FILE, _SLOT_ATTR = "study.log", "slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Search:
 
     base: Config = field(default_factory=Config)
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    seeds: tuple[int, ...] = grid.SEEDS
+    seeds: tuple[int, ...] = grid.DEFAULT_SEEDS
     rungs: int = 5
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ def make_optuna_distribution(values: list[Any]) -> Any:
 
 def make_search(
     directory: Path, preset: str, values: Path, *, trials: int = 20,
-    seeds: Sequence[int] = grid.SEEDS, rungs: int = 5,
+    seeds: Sequence[int] = grid.DEFAULT_SEEDS, rungs: int = 5,
 ) -> int:  # fmt: skip
     """Write a search for settings with Optuna, or add trials to one, without training.
 
@@ -110,11 +110,11 @@ def make_search(
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
         ends = listed if is_choice else listed[1:]
         runner.check_trainable(grid.make_grid(search.base, {path: ends}))
-    file, there = directory / grid.SEARCH, {*directory.glob(f"*/{grid.TRIAL}")}
+    file, there = directory / grid.SEARCH_FILE, {*directory.glob(f"*/{grid.TRIAL_FILE}")}
     if there and not (file.exists() and read_options(Search, file) == search):
         raise ValueError(f"directory is {directory}, with another sweep; expected a new folder")
     grid.write_dataclass(file, search)
-    new = {directory / f"{slot:04d}" / grid.TRIAL for slot in range(trials)} - there
+    new = {directory / f"{slot:04d}" / grid.TRIAL_FILE for slot in range(trials)} - there
     for path in new:
         grid.write_dataclass(path, search.base)
     return len(new)
@@ -128,7 +128,7 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
         seed: seed of the sampler, different for each trial.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = directory / STUDY
+    path = directory / STUDY_FILE
     lock = optuna.storages.journal.JournalFileOpenLock(str(path))
     file = optuna.storages.journal.JournalFileBackend(str(path), lock)
     lock.acquire()
@@ -144,14 +144,14 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
 
 def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
     """Train or resume a trial of a search, locked by this process."""
-    search, slot = read_options(Search, folder.parent / grid.SEARCH), int(folder.name)
+    search, slot = read_options(Search, folder.parent / grid.SEARCH_FILE), int(folder.name)
     study = open_study(folder.parent, seed=slot)
-    interrupted = [each for each in study.trials if each.user_attrs.get(_SLOT) == slot]
+    interrupted = [each for each in study.trials if each.user_attrs.get(_SLOT_ATTR) == slot]
     if interrupted:
         trial = optuna.Trial(study, interrupted[0]._trial_id)
     else:
         trial = study.ask({path: make_optuna_distribution(x) for path, x in search.values.items()})
-        trial.set_user_attr(_SLOT, slot)
+        trial.set_user_attr(_SLOT_ATTR, slot)
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
         frozen = _train_seeds(folder, search, study, trial, threads)
@@ -170,7 +170,7 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
     except ValueError as error:  # these values do not go together
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    grid.write_dataclass(folder / grid.TRIAL, replace(config, seed=search.seeds[0]))
+    grid.write_dataclass(folder / grid.TRIAL_FILE, replace(config, seed=search.seeds[0]))
     config = runner.make_trial_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
     reported, score = study.trials[trial.number].intermediate_values, math.nan
@@ -178,7 +178,7 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
         env_steps = math.ceil(config.budget * rung / search.rungs)
         if env_steps < max(reported, default=0):
             continue  # reported by an interrupted process
-        scores = [score_run(_train_steps(run, env_steps), env_steps) for run in runs]
+        scores = [score_run(_train_until(run, env_steps), env_steps) for run in runs]
         score = float(interquartile_mean(np.array(scores)[:, None]))
         if env_steps not in reported and math.isfinite(score):
             trial.report(score, env_steps)
@@ -189,7 +189,7 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
     return study.tell(trial, None if fail else score, state=fail)
 
 
-def _train_steps(config: Config, env_steps: int) -> RunDirectory:
+def _train_until(config: Config, env_steps: int) -> RunDirectory:
     """Train a run to a number of steps, unless it is there or has diverged."""
     for run in RunDirectory.find_runs(config)[-1:]:
         if (rows := run.last_rows(1)) and rows[-1]["env_steps"] >= env_steps:

@@ -34,7 +34,7 @@ def make_sweep(
     presets: Sequence[str],
     *,
     values: Path | None = None,
-    seeds: Sequence[int] = grid.SEEDS,
+    seeds: Sequence[int] = grid.DEFAULT_SEEDS,
     total_env_steps: int | None = None,
     make_env: str | None = None,
 ) -> int:
@@ -55,7 +55,7 @@ def make_sweep(
         ValueError: values cannot be trained, the sweep would have seeds for choosing and seeds for
             reporting, or the directory has a search. Nothing is written then.
     """
-    if (directory / grid.SEARCH).exists():
+    if (directory / grid.SEARCH_FILE).exists():
         raise ValueError(f"directory is {directory}, with a search; expected a new folder")
     lists = read_json(values) if values else {}
     if total_env_steps is not None:
@@ -65,13 +65,13 @@ def make_sweep(
         lists["env.id"] = [f"gymnasium:{make_env}"]
     grid.check_value_lists(lists)
     arms = [arm for preset in presets for arm in grid.make_grid(get_preset(preset), lists)]
-    used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL}")]
-    trials.check_seeds_not_mixed(directory, [*used, *seeds])
+    used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
+    trials.check_seeds_of_one_kind(directory, [*used, *seeds])
     trials.check_trainable(arms)
     added = 0
     for (_, config), seed in itertools.product(arms, seeds):
         name = trials.make_trial_config(config, config.name, directory).name
-        path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / grid.TRIAL
+        path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / grid.TRIAL_FILE
         if not path.exists():
             grid.write_dataclass(path, replace(config, seed=seed))
             added += 1
@@ -84,7 +84,7 @@ def list_trials(directory: Path) -> list[Path]:
     Raises:
         ValueError: the directory has no trials.
     """
-    folders = sorted(path.parent for path in directory.glob(f"*/{grid.TRIAL}"))
+    folders = sorted(path.parent for path in directory.glob(f"*/{grid.TRIAL_FILE}"))
     if not folders:
         raise ValueError(
             f"{directory} has no trials; expected a sweep. `phasicrl sweep make` writes one."
@@ -118,11 +118,11 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        require_imported_modules(read_options(Config, folder / grid.TRIAL))
-    if (directory / grid.SEARCH).is_file():  # searches may come from somebody else
+        require_imported_modules(read_options(Config, folder / grid.TRIAL_FILE))
+    if (directory / grid.SEARCH_FILE).is_file():  # searches may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
-        search = read_options(Search, directory / grid.SEARCH)
+        search = read_options(Search, directory / grid.SEARCH_FILE)
         importing = {"env", "env.id", "imports"} & search.values.keys()
         grid.make_grid(search.base, {path: search.values[path] for path in importing})
     unfinished = (x for x in folders if read_trial_outcome(x).state in ("pending", "stopped"))
@@ -143,18 +143,18 @@ def train_trial(folder: Path, *, threads: int | None = None) -> str:
     except ValueError:
         return "running"
     with closing(lock):
-        if not (folder / grid.OUTCOME).is_file():
-            write_json(folder / grid.OUTCOME, _train_locked(folder, threads))
-        return read_options(grid.Outcome, folder / grid.OUTCOME).state
+        if not (folder / grid.OUTCOME_FILE).is_file():
+            write_json(folder / grid.OUTCOME_FILE, _train_locked(folder, threads))
+        return read_options(grid.Outcome, folder / grid.OUTCOME_FILE).state
 
 
 def _train_locked(folder: Path, threads: int | None) -> grid.Outcome:
     """Train or resume a trial locked by this process."""
-    if (folder.parent / grid.SEARCH).is_file():
+    if (folder.parent / grid.SEARCH_FILE).is_file():
         from phasicrl.lab.sweeps.search import train_search_trial
 
         return train_search_trial(folder, threads=threads)
-    config = read_options(Config, folder / grid.TRIAL)
+    config = read_options(Config, folder / grid.TRIAL_FILE)
     config = trials.make_trial_config(config, config.name, folder, threads=threads)
     run = trials.train_or_resume(config)
     return grid.Outcome("diverged" if "diverged" in run.card else "done")
@@ -185,8 +185,8 @@ def _run_on_ray(
 
 def read_trial_outcome(folder: Path) -> grid.Outcome:
     """Read the outcome of a trial; without one, the state pending, running or stopped."""
-    if (folder / grid.OUTCOME).is_file():
-        return read_options(grid.Outcome, folder / grid.OUTCOME)
+    if (folder / grid.OUTCOME_FILE).is_file():
+        return read_options(grid.Outcome, folder / grid.OUTCOME_FILE)
     try:
         RunLock(folder).close()
     except ValueError:
@@ -227,7 +227,7 @@ def get_status(directory: Path) -> list[TrialStatus]:
     Raises:
         ValueError: the directory is not a sweep, or a file in it is damaged.
     """
-    configs = {each: read_options(Config, each / grid.TRIAL) for each in list_trials(directory)}
+    configs = {x: read_options(Config, x / grid.TRIAL_FILE) for x in list_trials(directory)}
     tasks = {folder: get_task(config.env.id, config) for folder, config in configs.items()}
     first, *others = [_list_changes(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
