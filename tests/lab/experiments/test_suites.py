@@ -24,7 +24,7 @@ from tests.lab.analysis.runs import read_csv
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
     """Return the changes of each arm to the paper's PPG, by name."""
     suite = SUITES[name]
-    base = suite.base(task, scale)
+    base = suite.make_base(task, scale)
     return {
         arm: {field: new for field, (_, new) in differences(config, base.ppg).items()}
         for arm, config in suite.arms(base)
@@ -60,7 +60,7 @@ def test_arms_have_the_sources_values_and_change_nothing_else(suite: str, expect
 def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     suite = SUITES["fig2"]
     assert suite.tasks("paper") == GAMES and len(GAMES) == 16 and suite.num_seeds == 3
-    base = suite.base("miner", "paper")
+    base = suite.make_base("miner", "paper")
     paper = {"env.id": "procgen:miner"}
     assert suite.arms(base) == [
         ("PPG", get_preset("procgen-ppg-paper").with_updates(paper)),
@@ -70,7 +70,7 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
 
 
 def base(name: str, task: str, scale: Any = "paper") -> Any:
-    return SUITES[name].base(task, scale)
+    return SUITES[name].make_base(task, scale)
 
 
 def test_the_table_of_source_000() -> None:
@@ -123,7 +123,7 @@ def test_the_help_names_every_suite() -> None:
 def test_arms_of_every_task_can_be_made_and_differ(name: str, scale: Any) -> None:
     suite = SUITES[name]
     for task in suite.tasks(scale):
-        made = suite.arms(suite.base(task, scale))
+        made = suite.arms(suite.make_base(task, scale))
         assert len(made) > 1 and len({arm for arm, _ in made}) == len(made)
         identities = [config.identity() for _, config in made]
         assert all(identities.count(one) == 1 for one in identities), task

@@ -25,7 +25,7 @@ from phasicrl.lab.experiments.tricks import (
 from phasicrl.presets import PRESETS
 
 Scale = Literal["small", "paper"]
-GAMES = tuple(sorted(PROCGEN_BOUNDS["hard"]))
+PROCGEN_GAMES = tuple(sorted(PROCGEN_BOUNDS["hard"]))
 
 _SMALL_IMAGES: dict[str, Any] = {
     "env.num_envs": 32,
@@ -39,7 +39,7 @@ A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 """
 
 
-class Base(NamedTuple):
+class BaseConfigs(NamedTuple):
     """Configurations for a task, which arms change.
 
     Attributes:
@@ -68,10 +68,10 @@ class Suite:
     """
 
     description: str
-    arms: Callable[[Base], Sequence[Arm]]
+    arms: Callable[[BaseConfigs], Sequence[Arm]]
     small: tuple[str, ...]
     small_steps: int | None = None
-    paper: tuple[str, ...] = GAMES
+    paper: tuple[str, ...] = PROCGEN_GAMES
     levels: Literal["hard", "easy"] = "hard"
     num_seeds: int = 3
 
@@ -79,13 +79,13 @@ class Suite:
         """Return the names of the suite's tasks at a scale."""
         return self.small if scale == "small" else self.paper
 
-    def base(self, task: str, scale: Scale) -> Base:
+    def make_base(self, task: str, scale: Scale) -> BaseConfigs:
         """Return the configurations of PPG and PPO for a task at a scale.
 
         Raises:
             ValueError: there is no such task.
         """
-        if task in GAMES:
+        if task in PROCGEN_GAMES:
             ending = "-paper" if scale == "paper" and self.levels == "hard" else ""
             changes = {"env.id": f"procgen:{task}"} | (_SMALL_IMAGES if scale == "small" else {})
             names = f"procgen-ppg{ending}", f"procgen-ppo{ending}"
@@ -96,19 +96,19 @@ class Suite:
             changes = {"env.id": task}
             names = "classic-ppg", "classic-ppo"
         else:
-            known = [*GAMES, *(name[:-4] for name in PRESETS if name.endswith("-ppg"))]
+            known = [*PROCGEN_GAMES, *(name[:-4] for name in PRESETS if name.endswith("-ppg"))]
             raise ValueError(
                 f"tasks has {task}; expected the id of an environment or one of {', '.join(known)}"
             )
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
         ppg, ppo = (get_preset(name).with_updates(changes) for name in names)
-        return Base(ppg, ppo, images=task in GAMES)
+        return BaseConfigs(ppg, ppo, images=task in PROCGEN_GAMES)
 
 
 def _vary(
     symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
-) -> Callable[[Base], list[Arm]]:
+) -> Callable[[BaseConfigs], list[Arm]]:
     """Return a function that makes arms of PPG, one for each value of an option.
 
     Tasks with images and with vectors have their values.
@@ -118,23 +118,22 @@ def _vary(
     )
 
 
-def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
+def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[BaseConfigs], list[Arm]]:
     """Return a function that makes an arm of PPG for each set of changes."""
     return lambda base: make_arms(base.ppg, changes)
 
 
-def _make_algorithm_arms(base: Base) -> list[Arm]:
+def _make_algorithm_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms of PPG and PPO."""
     return [("PPG", base.ppg), ("PPO", base.ppo)]
 
 
-def _make_code_arms(base: Base) -> list[Arm]:
-    """Make arms of the paper's algorithms, and of the codes of the table."""
+def _make_codebase_arms(base: BaseConfigs) -> list[Arm]:
+    """Make arms of the paper's algorithms, and of the other codebases of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
     arms = [*_make_algorithm_arms(base), *make_arms(base.ppg, of_openai)]
     if base.images:
-        settings = base.ppg.values()
-        scale = {path: settings[path] for path in ("env.id", *_SMALL_IMAGES)}
+        scale = {path: base.ppg.values()[path] for path in ("env.id", *_SMALL_IMAGES)}
         codes = {
             "CleanRL's PPG": "compat-cleanrl-ppg",
             "CleanRL's PPO": "compat-cleanrl-ppo-procgen",
@@ -143,13 +142,13 @@ def _make_code_arms(base: Base) -> list[Arm]:
     return arms
 
 
-def _make_value_network_arms(base: Base) -> list[Arm]:
+def _make_value_network_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms of PPO with one network and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
     return make_arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
-def _make_value_training_arms(base: Base) -> list[Arm]:
+def _make_value_training_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms with value training in both phases, in one, and in one twice as often."""
     alone = {"aux.value_coef": 0.0}
     changes: dict[str, dict[str, Any]] = {
@@ -161,7 +160,7 @@ def _make_value_training_arms(base: Base) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_auxiliary_data_arms(base: Base) -> list[Arm]:
+def _make_auxiliary_data_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms with auxiliary epochs over all data of a phase, and over parts of it."""
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
@@ -174,7 +173,7 @@ def _make_auxiliary_data_arms(base: Base) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_report_arms(base: Base) -> list[Arm]:
+def _make_mva_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms of the PPO of source 004 and its changes, one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
@@ -199,9 +198,10 @@ def _make_report_arms(base: Base) -> list[Arm]:
     return make_arms(mva, changes)
 
 
-_HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
+_ORTHOGONAL_HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01,
+                     "model.value_head_scale": 1.0}  # fmt: skip
 """Orthogonal heads, as in Baselines' PPO."""
-_ORTHOGONAL: dict[str, Any] = {"model.init": "orthogonal"} | _HEADS
+_ORTHOGONAL: dict[str, Any] = {"model.init": "orthogonal"} | _ORTHOGONAL_HEADS
 _NORMALIZED: dict[str, Any] = {
     "model.init": "normalized", "model.head_init": None,
     "model.policy_head_scale": 0.1, "model.value_head_scale": 0.1,
@@ -215,7 +215,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "advantages normalized by minibatch": {"ppo.advantage_norm": "minibatch"},
     "weights normalized": _NORMALIZED,
     "weights orthogonal": _ORTHOGONAL,
-    "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | _HEADS,
+    "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | _ORTHOGONAL_HEADS,
     "LayerNorm, weights orthogonal": {"model.layer_norm": True} | _ORTHOGONAL,
     "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
     "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
@@ -229,7 +229,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
 """Both variants of the details that source 000 adds to the paper."""
 
 
-def _make_ppg_detail_arms(base: Base) -> list[Arm]:
+def _make_ppg_detail_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms of PPG, and of PPG with one detail changed."""
     ppg = base.ppg
     excluded: set[str] = set()
@@ -249,7 +249,7 @@ def _make_ppg_detail_arms(base: Base) -> list[Arm]:
     return make_arms_with_base("PPG", ppg, changes)
 
 
-def _make_penalty_arms(base: Base) -> list[Arm]:
+def _make_penalty_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms with clipping and KL penalties, with normalized rewards and without."""
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     objectives: dict[str, dict[str, Any]] = {
@@ -267,7 +267,7 @@ def _make_penalty_arms(base: Base) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_rate_arms(base: Base) -> list[Arm]:
+def _make_rate_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms with numbers of policy epochs at one third, one and three times the rate."""
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
@@ -282,70 +282,70 @@ def _make_rate_arms(base: Base) -> list[Arm]:
     )
 
 
-_TABLE = ("starpilot", "bossfight", "bigfish")
+_TABLE_GAMES = ("starpilot", "bossfight", "bigfish")
 """The games of source 000."""
-_REPORT = ("invertedpendulum", "reacher", "pendulum")
-_CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
+_MVA_TASKS = ("invertedpendulum", "reacher", "pendulum")
+_CONTROL_TASKS = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
 # A night of two cores is enough for these. PPG is not published there. Rewards differ in size:
 # Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
-_paper_suite = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
-_detail_suite = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
-_report_suite = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
+_make_paper_suite = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
+_make_detail_suite = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
+_make_control_suite = partial(Suite, paper=_CONTROL_TASKS, small=_CONTROL_TASKS, num_seeds=5)
 
 SUITES: dict[str, Suite] = {
-    "fig2": _paper_suite(
+    "fig2": _make_paper_suite(
         "PPG and PPO (PPG paper, figure 2)", _make_algorithm_arms,
         small=("starpilot", "acrobot", "hopper")),
-    "fig3": _paper_suite(
+    "fig3": _make_paper_suite(
         "policy epochs E_π (PPG paper, figure 3)",
         _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20))),
-    "value-epochs": _paper_suite(
+    "value-epochs": _make_paper_suite(
         "value epochs E_V (source 001)",
         _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20))),
-    "fig4": _paper_suite(
+    "fig4": _make_paper_suite(
         "auxiliary epochs E_aux (PPG paper, figure 4)",
         _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9))),
-    "fig5": _paper_suite(
+    "fig5": _make_paper_suite(
         "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
         _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32))),
-    "fig6": _paper_suite(
+    "fig6": _make_paper_suite(
         "clipping, and a penalty on the divergence (PPG paper, figure 6)",
         _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}})),
-    "fig7": _paper_suite(
+    "fig7": _make_paper_suite(
         "two networks, and one (PPG paper, figure 7)",
         _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}})),
-    "fig8": _paper_suite(
+    "fig8": _make_paper_suite(
         "PPO with one network, and with two (PPG paper, figure 8)", _make_value_network_arms),
-    "fig9": _paper_suite(
+    "fig9": _make_paper_suite(
         "value training in the auxiliary phase, or none (PPG paper, figure 9)",
         _make_value_training_arms),
     "seeds-table": Suite(
-        "the codes of source 000's table on three games, easy, 25M steps", _make_code_arms,
-        small=_TABLE, small_steps=150_000, paper=_TABLE, levels="easy"),
-    "skip-aux": _paper_suite(
+        "the codes of source 000's table on three games, easy, 25M steps", _make_codebase_arms,
+        small=_TABLE_GAMES, small_steps=150_000, paper=_TABLE_GAMES, levels="easy"),
+    "skip-aux": _make_paper_suite(
         "each auxiliary phase, or every other one (source 000)",
         _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
-        paper=_TABLE, levels="easy"),
-    "n-aux": _paper_suite(
+        paper=_TABLE_GAMES, levels="easy"),
+    "n-aux": _make_paper_suite(
         "auxiliary epochs over N of the N_π iterations (source 001)", _make_auxiliary_data_arms),
-    "details": _detail_suite(
+    "details": _make_detail_suite(
         "PPG with one detail of its code changed (source 000)", _make_ppg_detail_arms,
-        paper=_TABLE, levels="easy"),
-    "ppo-details": _detail_suite(
+        paper=_TABLE_GAMES, levels="easy"),
+    "ppo-details": _make_detail_suite(
         "PPO with one detail of its code changed",
         lambda base: make_arms_for_env(base.ppo, make_ppo_detail_arms)),
-    "penalties": _detail_suite(
+    "penalties": _make_detail_suite(
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small=("pendulum", "hopper")),
-    "rates": _detail_suite(
+    "rates": _make_detail_suite(
         "policy epochs E_π at three learning rates (source 001)", _make_rate_arms),
-    "mva": _report_suite(
+    "mva": _make_control_suite(
         "deviations, normalized actions and rewards, learning rates (source 004)",
-        _make_report_arms, small=_REPORT, paper=_REPORT),
-    "tricks": _report_suite(
+        _make_mva_arms, small=_MVA_TASKS, paper=_MVA_TASKS),
+    "tricks": _make_control_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
         lambda base: make_arms_for_env(base.ppo, make_trick_arms)),
-    "tricks-one-out": _report_suite(
+    "tricks-one-out": _make_control_suite(
         "PPO with all tricks, and with all but one (source 003)",
         lambda base: make_arms_for_env(base.ppo, make_trick_arms, mode="leave-one-out")),
 }  # fmt: skip

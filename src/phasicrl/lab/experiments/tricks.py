@@ -75,11 +75,11 @@ TRICKS = (
 )  # fmt: skip
 """Tricks in the order of the document; return normalization is that of value targets."""
 
-RETURNS = ("baseline", "TD(λ)")
+ESTIMATOR_TRICKS = ("baseline", "TD(λ)")
 """Tricks without which returns are sums of rewards, over whole episodes."""
 
 
-def _choose_episode_options(base: Config, max_episode_steps: int) -> dict[str, Any]:
+def _choose_whole_episode_options(base: Config, max_episode_steps: int) -> dict[str, Any]:
     """Return options that collect whole episodes in rollouts of about as many steps."""
     num_steps = base.ppo.num_steps
     while num_steps < 2 * max_episode_steps:
@@ -104,15 +104,13 @@ def make_trick_arms(
         max_episode_steps: maximum steps of an episode. With one, rungs that learn from sums of
             rewards collect whole episodes; without, rollouts cut episodes.
     """
-    tricks = [
-        each for each in TRICKS if not any(path.startswith(unused_options) for path in each.on)
-    ]
+    tricks = [x for x in TRICKS if not any(path.startswith(unused_options) for path in x.on)]
     if max_episode_steps is not None:
-        whole = _choose_episode_options(base, max_episode_steps)
+        whole = _choose_whole_episode_options(base, max_episode_steps)
         parts = {path: base.values()[path] for path in whole}
         for place, trick in enumerate(tricks):
-            if trick.name in RETURNS:
-                on = trick.on | (parts if trick.name == RETURNS[-1] else {})
+            if trick.name in ESTIMATOR_TRICKS:
+                on = trick.on | (parts if trick.name == ESTIMATOR_TRICKS[-1] else {})
                 tricks[place] = Trick(trick.name, on, trick.off | whole)
     all_on: dict[str, Any] = {"aux.epochs": 0, "reward_norm.per": "none"}
     all_off = dict(all_on)
@@ -159,7 +157,8 @@ def make_ppo_detail_arms(
         changes["policy epochs first"] = {"ppo.epoch_order": "policy_first"}
     if base.reward_norm.per != "none":
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
-    changes |= _make_episode_arms(base, max_episode_steps) if max_episode_steps is not None else {}
+    if max_episode_steps is not None:
+        changes |= _make_whole_episode_changes(base, max_episode_steps)
     has_effect = {
         name: on for name, on in changes.items()
         if not any(path.startswith(unused_options) for path in on)
@@ -167,13 +166,13 @@ def make_ppo_detail_arms(
     return make_arms_with_base("PPO", base, has_effect)
 
 
-def _make_episode_arms(base: Config, max_episode_steps: int) -> dict[str, dict[str, Any]]:
+def _make_whole_episode_changes(base: Config, max_episode_steps: int) -> dict[str, dict[str, Any]]:
     """Return changes to whole episodes, and to rollouts of the same shape.
 
     There are none if half of a rollout cannot hold an episode, or if its segments cannot be split
     into minibatches.
     """
-    whole = _choose_episode_options(base, max_episode_steps)
+    whole = _choose_whole_episode_options(base, max_episode_steps)
     num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
     uneven = base.get_minibatch_unit(base.ppo) == "segments" and num_envs % base.ppo.num_minibatches
     if num_envs * num_steps > base.batch_size or uneven:
