@@ -92,7 +92,7 @@ def _compare(words: list[str]) -> None:
     words = [*words, "?"] if words[-1:] == ["--reference"] else words  # which ones exist?
     comparison = cli.parse_and_call(compare_runs, "compare", words)
     _print_comparison(comparison)
-    comparison.require_bounds()
+    comparison.raise_missed_bounds()
 
 
 def _print_comparison(comparison: Any) -> None:

@@ -62,7 +62,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, *rows: str, columns: str = "") -> P
     packaged = references._read_table
     read = lambda name: table if name == "made" else packaged(name)  # noqa: E731
     monkeypatch.setattr(references, "_read_table", read)
-    monkeypatch.setattr(references, "REFERENCES", (*references.REFERENCES, "made"))
+    monkeypatch.setattr(references, "REFERENCE_NAMES", (*references.REFERENCE_NAMES, "made"))
     return Path("made")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, ModelConfig, PPOConfig
 from phasicrl.lab.analysis.compare import compare_runs
-from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
+from phasicrl.lab.analysis.curves import Curve, Task, get_shared_experiment, read_curves
 from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.analysis.report import write_report
 from tests.lab.analysis.runs import RETURN, make_run, make_runs, read_csv
@@ -164,7 +164,7 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     assert [(curve.label, curve.mean.tolist()) for curve in curves] == [
         ("clip 0.25", [1.75]), ("clip 0.5", [2.0])
     ]  # fmt: skip
-    assert get_shared_name(curves) == "demo" and not recwarn.list
+    assert get_shared_experiment(curves) == "demo" and not recwarn.list
     # A pending trial, and a run in which no episode has ended.
     (sweep / "s3-0").mkdir()
     (sweep / "s3-0" / "trial.json").write_text("{}")

@@ -14,7 +14,7 @@ from phasicrl.lab.analysis import references
 from phasicrl.lab.analysis.compare import compare_runs
 from phasicrl.lab.analysis.curves import Task
 from phasicrl.lab.analysis.plot import plot_runs
-from phasicrl.lab.analysis.references import KINDS, REFERENCES, read_reference_curves
+from phasicrl.lab.analysis.references import REFERENCE_NAMES, VALUE_NOTES, read_reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
 from phasicrl.lab.experiments.trials import RETURN
 from tests.lab.analysis.runs import make_runs, own_curve, publish, read_csv
@@ -87,8 +87,8 @@ def test_last_returns_of_baselines_equal_those_of_curves_and_normalized_means() 
 
 
 def test_references_that_are_not_curves_have_descriptions() -> None:
-    curves = [key for key in REFERENCES if len({row["step"] for row in rows(key)}) > 20]
-    assert {*REFERENCES} - KINDS.keys() == {*curves}
+    curves = [key for key in REFERENCE_NAMES if len({row["step"] for row in rows(key)}) > 20]
+    assert {*REFERENCE_NAMES} - VALUE_NOTES.keys() == {*curves}
 
 
 @pytest.mark.parametrize(

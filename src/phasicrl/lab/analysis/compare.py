@@ -23,15 +23,15 @@ from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import TIME_LIMIT
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
-from phasicrl.lab.analysis.curves import Array, Curve, Task, get_shared_name, read_curves
+from phasicrl.lab.analysis.curves import Array, Curve, Task, get_shared_experiment, read_curves
 from phasicrl.lab.analysis.plot import format_steps
-from phasicrl.lab.analysis.references import WINDOW, extend_end, read_reference_curves
+from phasicrl.lab.analysis.references import FINAL_SHARE, find_score_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
 
-Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
+ScoreUnits = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Title, heads of the columns, rows."""
-_COLUMNS = (
+_CSV_COLUMNS = (
     "env_id", "distribution", "experiment", "published", "run", "env_steps", "units", "score",
     "target", "steps_to_target",
 )  # fmt: skip
@@ -44,7 +44,7 @@ class MissedBoundError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TaskResult:
     """Scores of an experiment on a task.
 
     Attributes:
@@ -115,15 +115,15 @@ class Comparison:
     """
 
     metric: str
-    units: Units
-    results: tuple[Result, ...]
+    units: ScoreUnits
+    results: tuple[TaskResult, ...]
     overall: tuple[Overall, ...]
     missed: tuple[str, ...]
     files: tuple[Path, ...]
     target: float | None = None
     notes: tuple[str, ...] = ()
 
-    def require_bounds(self) -> None:
+    def raise_missed_bounds(self) -> None:
         """Raise `MissedBoundError` if a bound does not hold."""
         if self.missed:
             raise MissedBoundError("\n".join(self.missed))
@@ -131,7 +131,7 @@ class Comparison:
 
 def compare_runs(
     runs: Sequence[Path], *, metric: str = "charts/episodic_return_100",
-    at_steps: int | None = None, units: Units = "raw", target: float | None = None,
+    at_steps: int | None = None, units: ScoreUnits = "raw", target: float | None = None,
     at_least: float | None = None, share_of_reference: float | None = None,
     reference: Path | None = None, output: Path | None = None, json: Path | None = None,
 ) -> Comparison:  # fmt: skip
@@ -174,11 +174,11 @@ def compare_runs(
     comparison = compare_curves(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
-    missed = _list_missed(comparison.results, at_least, share_of_reference)
+    missed = _list_missed_bounds(comparison.results, at_least, share_of_reference)
     files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
-        table = plot.write_csv(stem, _COLUMNS, _iterate_score_rows(comparison))
+        table = plot.write_csv(stem, _CSV_COLUMNS, _iterate_score_rows(comparison))
         files = [table, *_draw_profiles(comparison, stem)]
     notes = (*comparison.notes, *(f"not compared: {label}" for label in endless))
     comparison = replace(comparison, missed=tuple(missed), files=tuple(files), notes=notes)
@@ -188,7 +188,7 @@ def compare_runs(
 
 
 def compare_curves(
-    curves: Sequence[Curve], *, metric: str, at_steps: int | None = None, units: Units = "raw",
+    curves: Sequence[Curve], *, metric: str, at_steps: int | None = None, units: ScoreUnits = "raw",
     target: float | None = None,
 ) -> Comparison:  # fmt: skip
     """Compare curves at equal steps.
@@ -205,7 +205,7 @@ def compare_curves(
     """
     if at_steps is not None and at_steps < 1:
         raise ValueError(f"at_steps is {at_steps}; expected at least 1")
-    results: list[Result] = []
+    results: list[TaskResult] = []
     scaled = [_convert_units(curve, units) for curve in curves]
     for task in dict.fromkeys(curve.task for curve in curves):
         task_curves = [curve for curve in scaled if curve.task == task]
@@ -225,7 +225,7 @@ def compare_curves(
 def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[str, ...]:
     """Name what all runs share, and describe differences between published results and ours."""
     mode = ", sampled actions in training" if metric.startswith("charts/") else ""
-    name = get_shared_name(curves)
+    name = get_shared_experiment(curves)
     notes = [f"all runs are of {name}"] * bool(name)
     for theirs in (curve for curve in curves if curve.published):
         name = f"{theirs.label} (published)"
@@ -242,11 +242,11 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> t
     return tuple(dict.fromkeys(notes))
 
 
-def _score_curve(curve: Curve, at: float, target: float | None) -> Result:
+def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
     """Score the runs of a curve up to `at` steps, and the steps at which they reach a target."""
     scores = tuple(map(float, _score_runs(curve, at)))
     mean = estimate([[score] for score in scores], MEASURES["mean"])
-    result = Result(curve.label, *curve.task, curve.published, int(at), scores, mean)
+    result = TaskResult(curve.label, *curve.task, curve.published, int(at), scores, mean)
     if target is None or curve.is_one_number:
         return result
     # Recorded rows, since interpolated ones would reach the target at other steps.
@@ -260,17 +260,17 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> Result:
 
 def _score_runs(curve: Curve, at: float) -> Array:
     """Average each run over the last tenth of the steps up to `at`, or interpolate it there."""
-    end = extend_end(curve.steps, at)
+    end = find_score_end(curve.steps, at)
     if curve.steps[0] > end:
         start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
         raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")
-    late = (curve.steps <= end) & (curve.steps > (1 - WINDOW) * at)
+    late = (curve.steps <= end) & (curve.steps > (1 - FINAL_SHARE) * at)
     if late.any():
         return curve.runs[:, late].mean(axis=1)
     return np.array([np.interp(at, curve.steps, run) for run in curve.runs])
 
 
-def _convert_units(curve: Curve, units: Units) -> Curve:
+def _convert_units(curve: Curve, units: ScoreUnits) -> Curve:
     """Convert a curve to units of its task.
 
     Raises:
@@ -289,7 +289,9 @@ def _convert_units(curve: Curve, units: Units) -> Curve:
     return replace(curve, runs=measures.scale_score(curve.runs, bounds[game]), points=points)
 
 
-def _list_missed(results: Sequence[Result], least: float | None, share: float | None) -> list[str]:
+def _list_missed_bounds(
+    results: Sequence[TaskResult], least: float | None, share: float | None
+) -> list[str]:
     """List means of ours below a bound or below a fraction of a published mean."""
     missed = []
     for ours in (result for result in results if not result.published):
@@ -308,7 +310,7 @@ def _list_missed(results: Sequence[Result], least: float | None, share: float | 
     return missed
 
 
-def _collect_scores(results: Sequence[Result]) -> dict[str, Array]:
+def _collect_scores(results: Sequence[TaskResult]) -> dict[str, Array]:
     """Return scores `[R, T]` of each experiment on all tasks, with as many runs on each."""
     tasks = list(dict.fromkeys(str(result.task) for result in results))
     by_name: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
@@ -322,7 +324,7 @@ def _collect_scores(results: Sequence[Result]) -> dict[str, Array]:
     return matrices
 
 
-def _measure_overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
+def _measure_overall(matrices: Mapping[str, Array], units: ScoreUnits) -> list[Overall]:
     """Measure each experiment alone and against each other experiment."""
     # The optimality gap needs a best score of 1, which raw returns do not have.
     wanted = {name: MEASURES[name] for name in MEASURES
@@ -405,8 +407,7 @@ def make_tables(comparison: Comparison) -> list[Table]:
     if len(tasks) > 1 and overall and comparison.units != "raw":
         columns = ("measure", "experiment", "runs on each", "value (95 %)")
         made.append(("all environments (95 % stratified bootstrap)", columns, [
-            (name, one.label, f"{one.num_runs}",
-             _format_interval(one.measures[name], one.num_runs))
+            (name, one.label, f"{one.num_runs}", _format_interval(one.measures[name], one.num_runs))
             for name, one in product(overall[0].measures, overall)
         ]))  # fmt: skip
     if len(overall) > 1:  # each pair once: the other way round it is 1 less this

@@ -29,7 +29,8 @@ from phasicrl.training.bootstrap import bootstrap_band
 Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]
 """Steps and values of one run."""
-ONE_NUMBER = "one number"
+ONE_NUMBER_NOTE = "one number"
+"""Beginning of the value note of published results without learning curves."""
 INTERVAL = "95 % bootstrap interval of the mean"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
@@ -78,7 +79,8 @@ class Curve:
     @property
     def is_one_number(self) -> bool:
         """True for a published final result without its learning curve."""
-        return self.published and (len(self.steps) == 1 or self.value_note.startswith(ONE_NUMBER))
+        is_noted = self.value_note.startswith(ONE_NUMBER_NOTE)
+        return self.published and (is_noted or len(self.steps) == 1)
 
     @property
     def mean(self) -> Array:
@@ -112,8 +114,8 @@ class Curve:
         return f"published: {self.value_note or runs}" if self.published else runs
 
 
-class Arm(NamedTuple):
-    """Experiment of a run among others.
+class LabeledRun(NamedTuple):
+    """Run with the label of its experiment among others.
 
     Attributes:
         config: configuration of the run.
@@ -186,16 +188,16 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     if lacking:
         names = ", ".join(map(str, lacking))
         warnings.warn(f"{metric} is missing in {names}: left out", stacklevel=2)
-    arms = read_arms([run for run in points if run not in lacking])
+    labeled_runs = read_labeled_runs([run for run in points if run not in lacking])
     groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
-    for run, arm in arms.items():
-        groups[arm.task, arm.label].append(run)
+    for run, each in labeled_runs.items():
+        groups[each.task, each.label].append(run)
     curves = []
     for (task, label), members in groups.items():
         series = [points[run] for run in members]
         ended = [each for each in series if not np.isnan(each[1]).all()]
         name, series = label if ended else f"{label} (no episode ended)", ended or series
-        counts = Counter(arms[run].config.seed for run in members)
+        counts = Counter(labeled_runs[run].config.seed for run in members)
         if repeated := [str(seed) for seed, count in counts.items() if count > 1]:
             several = f"{label} on {task} has several runs of seed {', '.join(repeated)}"
             warnings.warn(f"{several}; keep one of each: its interval is too narrow", stacklevel=2)
@@ -204,14 +206,14 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
         if steps[-1] < (1 - _MAX_CUT) * longest:
             cut = f"{label} on {task} is cut at {steps[-1]:,.0f} steps"
             warnings.warn(f"{cut}; its longest run has {longest:,.0f}", stacklevel=2)
-        first = arms[members[0]]
+        first = labeled_runs[members[0]]
         levels = first.config.env.num_levels if task.distribution else None
         curves.append(Curve(name, task, steps, values, num_levels=levels, points=series,
                             experiment=first.experiment))  # fmt: skip
     return curves
 
 
-def get_shared_name(curves: Sequence[Curve]) -> str:
+def get_shared_experiment(curves: Sequence[Curve]) -> str:
     """Return the name that all experiments share and their labels leave out; empty without one."""
     names = {curve.experiment for curve in curves if not curve.published}
     is_shared = len(names) == 1 and names.isdisjoint(curve.label for curve in curves)
@@ -277,7 +279,7 @@ def format_setting(path: str, value: Any) -> str:
     return f"{path.removeprefix('ppo.').replace('learning_rate', 'lr')} {text}"
 
 
-def get_experiment(config: Config) -> str:
+def get_experiment_name(config: Config) -> str:
     """Return the name of a configuration, without the digest of a sweep's run."""
     return re.sub("-[0-9a-f]{10}$", "", config.name)
 
@@ -288,7 +290,7 @@ def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) ->
     Options are compared between runs of one name and task; options that differ are shown on all
     tasks. Runs of a name are sorted by the values of these options.
     """
-    names = {run: get_experiment(config) for run, config in configs.items()}
+    names = {run: get_experiment_name(config) for run, config in configs.items()}
     options = {run: config.identity() for run, config in configs.items()}
     every = dict.fromkeys(path for settings in options.values() for path in settings)
     seen: dict[tuple[str, Task, str], set[str]] = defaultdict(set)
@@ -318,10 +320,10 @@ def _get_sort_key(value: Any) -> Any:
     return (0, numbers) if all(isinstance(x, int | float) for x in numbers) else (1, str(value))
 
 
-def read_arms(runs: Sequence[Path]) -> dict[Path, Arm]:
+def read_labeled_runs(runs: Sequence[Path]) -> dict[Path, LabeledRun]:
     """Read the experiments of runs, labeled and sorted as by `label_configs`."""
     configs = {run: RunDirectory(run).config for run in runs}
     tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
     labels = label_configs(configs, tasks)
-    return {run: Arm(configs[run], tasks[run], get_experiment(configs[run]), label)
+    return {run: LabeledRun(configs[run], tasks[run], get_experiment_name(configs[run]), label)
             for run, label in labels.items()}  # fmt: skip

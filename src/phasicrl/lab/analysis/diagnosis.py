@@ -42,7 +42,8 @@ def diagnose(columns: Columns, config: Config, *, diverged: bool = False) -> lis
     """
     findings = []
     if diverged:
-        remedy = f"{_suggest_rate(config)}, or ppo.max_grad_norm (now {config.ppo.max_grad_norm})"
+        bound = config.ppo.max_grad_norm
+        remedy = f"{_suggest_lower_rate(config)}, or ppo.max_grad_norm (now {bound})"
         findings.append(Finding("Diverged", "losses or weights were not finite", remedy))
     returns = columns.get("charts/episodic_return_100", np.empty(0))
     improves = len(returns) < MIN_VALUES or _improves(returns)  # unknown without returns
@@ -70,15 +71,15 @@ def _quote_rate(config: Config) -> str:
     return f"ppo.learning_rate (now {config.ppo.learning_rate:g})"
 
 
-def _suggest_rate(config: Config) -> str:
+def _suggest_lower_rate(config: Config) -> str:
     return f"a smaller {_quote_rate(config)}"
 
 
-def _suggest_epochs(config: Config) -> str:
+def _suggest_fewer_epochs(config: Config) -> str:
     return f"fewer ppo.policy_epochs (now {config.ppo.policy_epochs})"
 
 
-def _suggest_entropy(config: Config) -> str:
+def _suggest_higher_entropy(config: Config) -> str:
     return f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
 
 
@@ -91,10 +92,10 @@ def _check_progress(returns: Array, config: Config, improves: bool) -> Finding |
     return Finding("No progress", evidence, f"{remedy} another {_quote_rate(config)}")
 
 
-def _check_returns(returns: Array, config: Config, improves: bool) -> Finding | None:
+def _check_constant_return(returns: Array, config: Config, improves: bool) -> Finding | None:
     if np.ptp(returns) > 1e-6 * abs(returns[0]):
         return None
-    remedy = f"rewards that depend on the actions; if they do, {_suggest_entropy(config)}"
+    remedy = f"rewards that depend on the actions; if they do, {_suggest_higher_entropy(config)}"
     return Finding("Constant return", f"the mean return is always {returns[0]:.4g}", remedy)
 
 
@@ -124,7 +125,7 @@ def _check_value_loss(loss: Array, config: Config, improves: bool) -> Finding | 
     if last <= max(100 * first, 1e4 if improves else 10):
         return None
     evidence = f"value loss {first:.2g} in the first fifth of the run, {last:.2g} in the last"
-    rates = f"{_suggest_rate(config)} or ppo.value_learning_rate"
+    rates = f"{_suggest_lower_rate(config)} or ppo.value_learning_rate"
     return Finding("Diverging values", evidence, f"{rates}, a smaller ppo.gamma, ppo.max_grad_norm")
 
 
@@ -154,7 +155,7 @@ def _check_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
     evidence = (
         f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats, the median"
     )
-    remedy = f"{_suggest_rate(config)}, {_suggest_epochs(config)}, or ppo.target_kl"
+    remedy = f"{_suggest_lower_rate(config)}, {_suggest_fewer_epochs(config)}, or ppo.target_kl"
     return Finding("KL too large", f"{evidence} iteration by {median:.2g}", remedy)
 
 
@@ -214,14 +215,14 @@ def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], st
         if values.min() < 0 or last >= limit * values[0]:  # differential entropy may be negative
             return None
         evidence = f"from {values[0]:.3g} to {last:.3g} within {end} of {len(values)} iterations"
-        return Finding(title, evidence, f"{_suggest_entropy(config)} or {remedy(config)}")
+        return Finding(title, evidence, f"{_suggest_higher_entropy(config)} or {remedy(config)}")
 
     return check_collapse
 
 
 _RULES: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_return_100", _check_progress),
-    ("charts/episodic_return_100", _check_returns),
+    ("charts/episodic_return_100", _check_constant_return),
     ("charts/episodic_length", _check_lengths),
     ("charts/num_episodes", _check_episodes),
     ("losses/value_loss", _check_value_loss),
@@ -229,9 +230,9 @@ _RULES: tuple[tuple[str, Check], ...] = (
     ("losses/approx_kl", _check_kl),
     ("losses/clipfrac", _make_fraction_check(
         0.4, "Clip fraction saturated", "samples were outside the clip range",
-        lambda c: f"{_suggest_epochs(c)}, {_suggest_rate(c)}, or a wider ppo.clip "
+        lambda c: f"{_suggest_fewer_epochs(c)}, {_suggest_lower_rate(c)}, or a wider ppo.clip "
                   f"(now {c.ppo.clip})")),
-    ("losses/entropy", _make_collapse_check(0.05, "Entropy collapsed", _suggest_rate)),
+    ("losses/entropy", _make_collapse_check(0.05, "Entropy collapsed", _suggest_lower_rate)),
     ("losses/action_std", _make_collapse_check(
         0.02, "Standard deviation collapsed", lambda _: "another action.std")),
     ("rewards/clipped_fraction", _make_fraction_check(
@@ -243,7 +244,7 @@ _RULES: tuple[tuple[str, Check], ...] = (
     # Runs that learn have 0.7.
     ("network/dormant_fraction", _make_fraction_check(
         0.95, "Dormant units", "policy network's features were dormant",
-        lambda c: f"{_suggest_rate(c)}, {_suggest_epochs(c)}, or model.layer_norm")),
+        lambda c: f"{_suggest_lower_rate(c)}, {_suggest_fewer_epochs(c)}, or model.layer_norm")),
     ("losses/aux/kl_loss", _check_auxiliary_kl),
     ("gradients/policy_norm", _check_gradients),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from colorsys import hls_to_rgb
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from phasicrl.lab.analysis.curves import Curve, Task, get_shared_name, read_curves
+from phasicrl.lab.analysis.curves import Curve, Task, get_shared_experiment, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.system.machine import import_optional
 
@@ -26,7 +26,7 @@ CurveKey: TypeAlias = tuple[str, bool]
 """Label of a curve, and true if the curve is published."""
 Styles: TypeAlias = dict[CurveKey, dict[str, Any]]
 
-_COLUMNS = (
+_CSV_COLUMNS = (
     "metric", "env_id", "distribution", "num_levels", "curve", "published", "num_runs", "band",
     "env_steps", "mean", "low", "high",
 )  # fmt: skip
@@ -37,7 +37,7 @@ MAX_CURVES = 10
 MAX_CURVES_WITH_RUNS = 2
 """Most curves of a panel that are drawn with their single runs."""
 _DASHES = (0, (4, 1.5))
-_ENDINGS, _FORMULA = (".png", ".svg", ".csv"), ("=", "+", "-", "@", "\t", "\r")
+_ENDINGS, _FORMULA_PREFIXES = (".png", ".svg", ".csv"), ("=", "+", "-", "@", "\t", "\r")
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.2
 STYLE: Any = {
     "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9,
@@ -101,7 +101,7 @@ def plot_runs(
     stem = prepare_stem(output)
     source = f"{metric} of {', '.join(map(str, runs))}"
     images = save_figure(figure, stem, f"{source}; published: {reference}" if reference else source)
-    return [*images, write_csv(stem, _COLUMNS, _iterate_point_rows(curves, metric))]
+    return [*images, write_csv(stem, _CSV_COLUMNS, _iterate_point_rows(curves, metric))]
 
 
 def require_matplotlib() -> None:
@@ -123,7 +123,7 @@ def write_csv(stem: Path, columns: Sequence[str], rows: Iterable[Sequence[object
         writer.writerow(columns)
         for row in rows:
             writer.writerow(
-                f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+                f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_PREFIXES) else cell
                 for cell in row
             )
     return path
@@ -162,7 +162,7 @@ def draw_curves(
     longest = max(map(len, texts.values()), default=0)
     legend_columns = max(1, min(len(texts), letters // (longest + 9)))
     below = math.ceil(sum(text.count("\n") + 1 for text in texts.values()) / legend_columns) + 1
-    shared = get_shared_name(curves) + f", {panels[0].task}" * (is_split and len(tasks) == 1)
+    shared = get_shared_experiment(curves) + f", {panels[0].task}" * (is_split and len(tasks) == 1)
     heading = textwrap.fill(title or shared.removeprefix(", "), int(0.8 * letters))
     height += _INCHES_PER_LINE * (len(heading.splitlines()) + below)
     styles = assign_styles([*texts, *[("", False)] * is_split])

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.lab.analysis.curves import ONE_NUMBER, Array, Curve, Points, Task, align, smooth
+from phasicrl.lab.analysis.curves import ONE_NUMBER_NOTE, Array, Curve, Points, Task, align, smooth
 
 FOLDER = Path(__file__).with_name("published")
 """Folder with a CSV file for each reference: experiment, run, game, split, distribution, num_levels
 (in training; 0 is all), step, episodic_return. Distribution and num_levels are empty outside
 Procgen."""
 
-REFERENCES = tuple(sorted(path.stem for path in FOLDER.glob("*.csv")))
+REFERENCE_NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.csv")))
 """Names and sources:
 
 - ppg-paper: PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of the PPG
@@ -48,25 +48,25 @@ REFERENCES = tuple(sorted(path.stem for path in FOLDER.glob("*.csv")))
 - cleanrl: PPO of CleanRL (vwxyzjn/cleanrl at fe8d8a03, docs/benchmark/ppo.md and others): three
   seeds.
 """
-HEADLINES = {"ppg-paper": ("ppg", "ppo")}
+DEFAULT_EXPERIMENTS = {"ppg-paper": ("ppg", "ppo")}
 """Default experiments of references with many."""
-KINDS = {
-    "baselines-final": f"{ONE_NUMBER}, the last return",
-    "procgen-easy-25m": f"{ONE_NUMBER}, a mean return",
-    "zoo": f"{ONE_NUMBER}, the best checkpoint of one run, greedy, of Atari sampled",
-    "tianshou": f"{ONE_NUMBER}, evaluations of ten seeds, the highest mean within the budget",
-    "slm-lab": f"{ONE_NUMBER}, the mean of four sessions; of Atari with the best of three λ",
-    "cleanrl": f"{ONE_NUMBER}, the mean of three seeds",
+VALUE_NOTES = {
+    "baselines-final": f"{ONE_NUMBER_NOTE}, the last return",
+    "procgen-easy-25m": f"{ONE_NUMBER_NOTE}, a mean return",
+    "zoo": f"{ONE_NUMBER_NOTE}, the best checkpoint of one run, greedy, of Atari sampled",
+    "tianshou": f"{ONE_NUMBER_NOTE}, evaluations of ten seeds, the highest mean within the budget",
+    "slm-lab": f"{ONE_NUMBER_NOTE}, the mean of four sessions; of Atari with the best of three λ",
+    "cleanrl": f"{ONE_NUMBER_NOTE}, the mean of three seeds",
 }
 """Descriptions of references other than returns in training."""
-WINDOW = 0.1
+FINAL_SHARE = 0.1
 """Share of the steps, at the end, over which a score is averaged."""
 _RETURNS = (
     "charts/episodic_return", "charts/episodic_return_100", "evaluation/return",
     "evaluation/train_return",
 )  # fmt: skip
-_COLUMNS = ("step", "low", "mean", "high")
-_BUDGET_TOLERANCE = 1.02
+_CSV_COLUMNS = ("step", "low", "mean", "high")
+_BUDGET_TOLERANCE = 0.02
 
 
 def read_reference_curves(
@@ -76,10 +76,10 @@ def read_reference_curves(
     """Read a published curve for each task and experiment.
 
     Args:
-        reference: a name in `REFERENCES`, or a CSV file with the columns step, low, mean, high.
+        reference: a name in `REFERENCE_NAMES`, or a CSV file with columns step, low, mean, high.
         metric: metric of the runs; the package's references have returns.
         ends: last step to read for each task.
-        experiments: experiments to read; none: those in `HEADLINES`, else all.
+        experiments: experiments to read; none: those in `DEFAULT_EXPERIMENTS`, else all.
         smooth_steps: window of a moving average, in environment steps.
 
     Raises:
@@ -87,11 +87,11 @@ def read_reference_curves(
             tasks (Procgen: of the same difficulty).
         FileNotFoundError: the reference file does not exist.
     """
-    if (name := str(reference)) not in REFERENCES:
+    if (name := str(reference)) not in REFERENCE_NAMES:
         return [_read_curve(reference, ends)]
     if metric not in _RETURNS:
         raise ValueError(f"metric is {metric}; expected one of {', '.join(_RETURNS)}")
-    rows, wanted = _read_table(name), experiments or HEADLINES.get(name)
+    rows, wanted = _read_table(name), experiments or DEFAULT_EXPERIMENTS.get(name)
     curves = []
     for task, end in ends.items():
         key = (_parse_game(task.env_id), task.distribution)
@@ -104,7 +104,7 @@ def read_reference_curves(
             seen, levels = _select_steps(name, task, steps, end), selected[0]["num_levels"]
             curves.append(Curve(
                 experiment, task, steps[seen], values[:, seen], True,
-                int(levels) if levels else None, KINDS.get(name, ""), points,
+                int(levels) if levels else None, VALUE_NOTES.get(name, ""), points,
             ))  # fmt: skip
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
@@ -116,20 +116,21 @@ def read_reference_curves(
 def _list_references(tasks: Iterable[Task]) -> str:
     """List the references with curves of the tasks, as text."""
     keys = {(_parse_game(task.env_id), task.distribution): task for task in tasks}
-    has = {name: {(x["game"], x["distribution"]) for x in _read_table(name)} for name in REFERENCES}
-    names = ", ".join(name for name in REFERENCES if has[name] & keys.keys())
-    return f"a CSV file, or for {', '.join(map(str, keys.values()))} {names or 'nothing else'}"
+    names = [name for name in REFERENCE_NAMES
+             if any((x["game"], x["distribution"]) in keys for x in _read_table(name))]  # fmt: skip
+    among = ", ".join(names) or "nothing else"
+    return f"a CSV file, or for {', '.join(map(str, keys.values()))} {among}"
 
 
-def extend_end(steps: Array, end: float) -> float:
-    """Extend `end` to a curve's next step, up to 2 % later, if the tenth before has none.
+def find_score_end(steps: Array, end: float) -> float:
+    """Return `end`, or a curve's next step up to 2 % later if the tenth before has none.
 
     Published numbers at single steps are for a budget, which whole rollouts may miss by a little:
     they count for runs that end up to 2 % before.
     """
-    is_late = (steps > (1 - WINDOW) * end) & (steps <= end)
+    is_late = (steps > (1 - FINAL_SHARE) * end) & (steps <= end)
     following = steps[steps > end]
-    if is_late.any() or not len(following) or following[0] > end * _BUDGET_TOLERANCE:
+    if is_late.any() or not len(following) or following[0] > (1 + _BUDGET_TOLERANCE) * end:
         return end
     return float(following[0])
 
@@ -145,12 +146,12 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
     ((task, end),) = ends.items()
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        if absent := sorted({*_COLUMNS} - {*(reader.fieldnames or ())}):
+        if absent := sorted({*_CSV_COLUMNS} - {*(reader.fieldnames or ())}):
             raise ValueError(
-                f"{path} has no column {', '.join(absent)}; expected {', '.join(_COLUMNS)}"
+                f"{path} has no column {', '.join(absent)}; expected {', '.join(_CSV_COLUMNS)}"
             )
-        rows = sorted([float(row[name] or "nan") for name in _COLUMNS] for row in reader)
-    steps, low, mean, high = np.array(rows).reshape(-1, len(_COLUMNS)).T
+        rows = sorted([float(row[name] or "nan") for name in _CSV_COLUMNS] for row in reader)
+    steps, low, mean, high = np.array(rows).reshape(-1, len(_CSV_COLUMNS)).T
     seen = _select_steps(str(path), task, steps, end)
     return Curve(
         path.stem, task, steps[seen], mean[None, seen], True, edges=(low[seen], high[seen])
@@ -159,7 +160,7 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
 
 def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
     """Return a mask of the steps of a reference to compare with runs of a task."""
-    seen = steps <= extend_end(steps, end)
+    seen = steps <= find_score_end(steps, end)
     if not seen.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
         raise ValueError(

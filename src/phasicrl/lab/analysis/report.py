@@ -27,7 +27,7 @@ from phasicrl.lab.analysis.curves import (
     Points,
     expand_sweeps,
     extract_points,
-    read_arms,
+    read_labeled_runs,
     smooth,
 )
 from phasicrl.lab.analysis.diagnosis import MIN_VALUES, Finding, diagnose
@@ -37,7 +37,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.system.machine import import_optional
 
-PAGE = "report.html"
+REPORT_FILE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Returns": ("charts/episodic_return_100", "charts/episodic_length", "evaluation/return",
                 "evaluation/train_return", "evaluation/best_return", "procgen/level_complete"),
@@ -131,7 +131,7 @@ class _ReportedRun:
         return [(part, share) for part, share in shares if share > 0.001]
 
     @property
-    def settings(self) -> list[tuple[str, str, str]]:
+    def option_rows(self) -> list[tuple[str, str, str]]:
         """Options of the run: path, value, and the preset's value where it differs."""
         values, preset = self.config.values(), PRESETS.get(self.config.name)
         usual = preset.config.values() if preset else values
@@ -180,27 +180,28 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     if not runs:
         raise ValueError("runs is empty; expected at least one run directory")
     runs = list(dict.fromkeys(run.expanduser().resolve() for run in runs))
-    path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    path = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name with the ending .html")
     for run in runs:  # which may come from somebody else
         RunDirectory(run).reject_special_files()
     for run in (found := expand_sweeps(runs)):
         RunDirectory(run).reject_special_files()
-    arms = read_arms(found)
-    has_tasks = len({arm.task for arm in arms.values()}) > 1
+    labeled_runs = read_labeled_runs(found)
+    has_tasks = len({each.task for each in labeled_runs.values()}) > 1
     subjects: list[_ReportedRun] = []
-    for run, arm in arms.items():
-        number = f"{len(subjects) + 1}. " * (len(arms) > MAX_CURVES)
-        name = f"{number}{arm.label}{f' on {arm.task}' * has_tasks}, seed {arm.config.seed}"
-        name = name if len(arms) > 1 else run.name
+    for run, each in labeled_runs.items():
+        number = f"{len(subjects) + 1}. " * (len(labeled_runs) > MAX_CURVES)
+        name = f"{number}{each.label}{f' on {each.task}' * has_tasks}, seed {each.config.seed}"
+        name = name if len(labeled_runs) > 1 else run.name
         subjects.append(_ReportedRun(RunDirectory(run), name, len(subjects)))
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
         light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33), min_values=MIN_VALUES,
-        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), arms=arms, presets=PRESETS,
+        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), presets=PRESETS,
+        labeled_runs=labeled_runs,
         shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)

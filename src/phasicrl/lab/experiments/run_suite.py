@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.lab.analysis.compare import Comparison, Units, compare_curves
+from phasicrl.lab.analysis.compare import Comparison, ScoreUnits, compare_curves
 from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.plot import draw_curves, require_matplotlib, save_figure
 from phasicrl.lab.experiments import trials
@@ -81,7 +81,7 @@ def run_suite(
     title = f"{name}: {suite.description}"
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     images = save_figure(figure, stem, f"suite {name}, {scale}")
-    comparison = compare_curves(curves, metric=trials.RETURN, units=_choose_units(runs))
+    comparison = compare_curves(curves, metric=trials.RETURN, units=_choose_score_units(runs))
     return replace(comparison, files=(table.path, *images))
 
 
@@ -118,7 +118,7 @@ def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     return curves
 
 
-def _choose_units(runs: Sequence[Trial]) -> Units:
+def _choose_score_units(runs: Sequence[Trial]) -> ScoreUnits:
     """Choose Procgen's units if all tasks are its games, else raw."""
     envs = [run.config.env for run in runs]
     if any(not env.id.startswith("procgen:") for env in envs):
