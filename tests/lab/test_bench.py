@@ -21,7 +21,7 @@ from tests.helpers import corridor, tiny, tiny_aux
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten measurements, whose results do not depend on their duration."""
-    monkeypatch.setattr(bench, "_SECONDS", 0.01)
+    monkeypatch.setattr(bench, "_PASS_SECONDS", 0.01)
 
 
 def make_config(tmp_path: Path, **options: Any) -> Config:

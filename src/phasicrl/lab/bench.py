@@ -24,7 +24,7 @@ from phasicrl import Config
 from phasicrl.algorithm import learn
 from phasicrl.training.build import start_run
 
-_SECONDS = 0.3
+_PASS_SECONDS = 0.3
 """Duration of the repetition of each pass through the networks, in seconds."""
 
 
@@ -195,7 +195,7 @@ def _write_trace(run: Any, path: Path) -> str:
     return f"kernels of one phase, all: {path}\n{table}"
 
 
-class _Pass(NamedTuple):
+class _NetworkPass(NamedTuple):
     """A kind of pass through the networks, and its number per observation."""
 
     policy: bool
@@ -205,13 +205,13 @@ class _Pass(NamedTuple):
     times: float = 1.0
 
 
-def _list_passes(run: Any) -> list[_Pass]:
+def _list_passes(run: Any) -> list[_NetworkPass]:
     """Return the passes of acting and of all epochs, without those that only measure."""
     config, aux = run.config, run.config.aux
-    acting = _Pass(True, True, backward=False)
+    acting = _NetworkPass(True, True, backward=False)
     times = aux.epochs * (aux.iterations_per_epoch or aux.every) / config.aux_phase_interval
-    auxiliary = _Pass(True, True, phase="aux", times=times)
-    passes = [_Pass(*kind) for kind in config.ppo.epoch_schedule]
+    auxiliary = _NetworkPass(True, True, phase="aux", times=times)
+    passes = [_NetworkPass(*kind) for kind in config.ppo.epoch_schedule]
     return [*passes, acting, *[auxiliary] * config.has_auxiliary_phase]
 
 
@@ -228,7 +228,7 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     passes = _list_passes(run)
     pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
 
-    def run_network_pass(each: _Pass, piece: Any) -> None:
+    def run_network_pass(each: _NetworkPass, piece: Any) -> None:
         inputs = (piece.obs, piece.first, piece.state)
         precision = run.executor.precision(each.phase)
         with torch.set_grad_enabled(each.backward):
@@ -251,10 +251,10 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
             run_network_pass(each, piece)
         flops += each.times * counter.get_total_flops() / piece.first.numel()
 
-    def time_network_pass(each: _Pass, piece: Any) -> float:
+    def time_network_pass(each: _NetworkPass, piece: Any) -> float:
         run.executor.synchronize()
         start, calls = perf_counter(), 0
-        while perf_counter() - start < _SECONDS or not calls:
+        while perf_counter() - start < _PASS_SECONDS or not calls:
             run_network_pass(each, piece)
             calls += 1
         run.executor.synchronize()

@@ -10,7 +10,7 @@ from typing import Any
 
 from phasicrl import cli
 
-_MAX_TRIALS = 20
+_MAX_ROWS = 20
 """Most trials of which `sweep status` lists all; of more it lists those that run or failed."""
 
 
@@ -165,7 +165,7 @@ def _sweep_status(words: list[str]) -> None:
         (each.id, each.arm, *[each.env] * has_envs, each.state, f"{each.env_steps:,}",
          "–" if each.return_100 is None else f"{each.return_100:.4g}")
         for each in statuses
-        if len(statuses) <= _MAX_TRIALS or each.state in ("running", "stopped", "diverged", "fail")
+        if len(statuses) <= _MAX_ROWS or each.state in ("running", "stopped", "diverged", "fail")
     ]  # fmt: skip
     columns = ("trial", "settings", *["environment"] * has_envs, "state", "steps", "return")
     cli.print_table(title, columns, rows)

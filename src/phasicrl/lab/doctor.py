@@ -27,7 +27,7 @@ from phasicrl.system.machine import num_cores
 
 Status = Literal["ok", "warning", "missing", "broken"]
 
-_FFMPEG = "import imageio_ffmpeg as x; print('ffmpeg', x.get_ffmpeg_version())"
+_FFMPEG_PROBE = "import imageio_ffmpeg as x; print('ffmpeg', x.get_ffmpeg_version())"
 PROBES = {
     "EnvPool Procgen": ("envpool", None, "procgen:starpilot"),
     "EnvPool Atari": ("envpool", None, "envpool:Pong-v5"),
@@ -35,7 +35,7 @@ PROBES = {
     "EnvPool classic control": ("envpool", None, "envpool:CartPole-v1"),
     "Gymnasium": ("gymnasium", None, "gymnasium:CartPole-v1"),
     "MuJoCo of Gymnasium, films": ("mujoco", "mujoco", ""),
-    "video": ("pygame-ce pillow imageio-ffmpeg", "lab", _FFMPEG),
+    "video": ("pygame-ce pillow imageio-ffmpeg", "lab", _FFMPEG_PROBE),
     "plots, reports": ("matplotlib jinja2", "lab", ""),
     "search": ("optuna", "lab", ""),
     "export": ("onnx onnxscript onnxruntime", "lab", ""),

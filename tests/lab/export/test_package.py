@@ -98,7 +98,7 @@ def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None
     runs = [make_run(tmp_path / str(i), [(100, value)], env=env) for i, (env, value) in returns]
     for run in runs[3:]:
         (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
-    assert package_module._select_best(runs) == [runs[0], runs[1], runs[4]]
+    assert package_module._select_best_per_task(runs) == [runs[0], runs[1], runs[4]]
 
 
 def test_a_page_without_a_commit_has_unknown(run: Path) -> None:

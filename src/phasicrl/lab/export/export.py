@@ -41,7 +41,7 @@ _KEY = "phasicrl"
 Arrays = dict[str, NDArray[Any]]
 
 
-class PolicyFile(NamedTuple):
+class LoadedPolicy(NamedTuple):
     """Exported policy, opened to be called.
 
     Attributes:
@@ -116,8 +116,8 @@ def export_policy(
             "observation_space": str(envs.observation_space),
             "action_space": str(envs.action_space),
             "state_size": agent.state_size,
-            "inputs": graph.inputs,
-            "outputs": graph.outputs,
+            "inputs": graph.input_docs,
+            "outputs": graph.output_docs,
             "commit": saved.files.card.get("commit"),
             "phasicrl": version("phasicrl"),
         }
@@ -140,7 +140,7 @@ def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...
     state = agent.initial_state(envs.num_envs)
     while True:
         named = make_named_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
-        yield tuple(named[name].clone() for name in graph.inputs)
+        yield tuple(named[name].clone() for name in graph.input_docs)
         masks = None if mask is None else mask.unsqueeze(1)
         policy, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, masks)
         step = envs.step(agent.policy_head.env_action(policy.sample(generator)[:, 0]))
@@ -164,8 +164,8 @@ def _write_file(
             torch.export.save(program, output, extra_files={_KEY: json.dumps(metadata)})
         else:
             made: Any = torch.onnx.export(
-                program, dynamo=True, input_names=list(graph.inputs),
-                output_names=list(graph.outputs), verbose=False,
+                program, dynamo=True, input_names=list(graph.input_docs),
+                output_names=list(graph.output_docs), verbose=False,
             )  # fmt: skip
             made.model.metadata_props[_KEY] = json.dumps(metadata)
             made.save(output)
@@ -184,15 +184,15 @@ def _silence() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _compare_outputs(policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tensor, ...]) -> float:
+def _compare_outputs(policy: LoadedPolicy, graph: PolicyGraph, inputs: tuple[Tensor, ...]) -> float:
     """Return the largest difference between the outputs of a file and of the agent.
 
     Raises:
         ValueError: the difference is larger than `TOLERANCE`.
     """
-    outputs = policy(dict(zip(graph.inputs, (each.numpy() for each in inputs), strict=True)))
+    outputs = policy(dict(zip(graph.input_docs, (each.numpy() for each in inputs), strict=True)))
     largest = 0.0
-    for name, tensor in zip(graph.outputs, graph(*inputs), strict=True):
+    for name, tensor in zip(graph.output_docs, graph(*inputs), strict=True):
         expected, got = tensor.numpy(), outputs[name]
         worst = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
         if not worst <= TOLERANCE:
@@ -204,7 +204,7 @@ def _compare_outputs(policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tenso
     return largest
 
 
-def open_policy(path: Path) -> PolicyFile:
+def open_policy(path: Path) -> LoadedPolicy:
     """Open an exported policy.
 
     Args:
@@ -230,7 +230,7 @@ def open_policy(path: Path) -> PolicyFile:
         raise ValueError(f"{path} is unreadable ({error}); expected {kind}") from None
     if not text:
         raise ValueError(f"{path} has no description; expected a file of `phasicrl export`")
-    return PolicyFile(json.loads(text), run)
+    return LoadedPolicy(json.loads(text), run)
 
 
 def _open_onnx(path: Path) -> tuple[str | None, Any]:

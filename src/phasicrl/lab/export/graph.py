@@ -41,7 +41,7 @@ class PolicyGraph(nn.Module):
         self._paths = [leaf.path for leaf in agent.reader.layout.leaves]
 
     @property
-    def inputs(self) -> dict[str, str]:
+    def input_docs(self) -> dict[str, str]:
         """Names and descriptions of the exported policy's inputs, in order."""
         about = {
             _format_name(leaf.path): f"observed, {_format_shape(*leaf.shape)} {leaf.dtype}"
@@ -57,7 +57,7 @@ class PolicyGraph(nn.Module):
         return about
 
     @property
-    def outputs(self) -> dict[str, str]:
+    def output_docs(self) -> dict[str, str]:
         """Names and descriptions of the exported policy's outputs, in order."""
         head = self.agent.policy_head
         about = {"action": "most likely action for the environment, options from zero"}
@@ -70,7 +70,7 @@ class PolicyGraph(nn.Module):
         return about | ({"new_state": "the memory's"} if self.has_memory else {})
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Map tensors in the order of `inputs` to tensors in the order of `outputs`."""
+        """Map tensors in the order of `input_docs` to tensors in the order of `output_docs`."""
         count = len(self._paths)
         parts, others = dict(zip(self._paths, inputs[:count], strict=True)), list(inputs[count:])
         mask = others.pop().unsqueeze(1) if self.has_masks else None

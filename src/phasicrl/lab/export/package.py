@@ -69,7 +69,7 @@ def release(
     if not runs:
         raise ValueError("runs is empty; expected at least one run directory")
     agents: dict[Path, SavedAgent] = {}
-    for run in _select_best(runs) if best else runs:
+    for run in _select_best_per_task(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
         config = saved.config
         env = config.env.id.rpartition(":")[2].replace("/", "-")
@@ -95,7 +95,7 @@ def release(
     return packages
 
 
-def _select_best(runs: Sequence[Path]) -> list[Path]:
+def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
     """Select the run with the highest final return of each task."""
     best: dict[Task, tuple[float, RunDirectory]] = {}
     for run in map(RunDirectory, map(Path, runs)):

@@ -18,7 +18,7 @@ VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 """Groups of shapes that MuJoCo's own viewer shows by default."""
 UNSET_COLOR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 """MuJoCo's default of a shape's color, which leaves it to the material."""
-SKY_ABOVE, SKY_BELOW = np.array([76.0, 128.0, 178.0]), np.array([220.0, 232.0, 242.0])
+SKY_TOP_COLOR, SKY_BOTTOM_COLOR = np.array([76.0, 128.0, 178.0]), np.array([220.0, 232.0, 242.0])
 """Colors at the upper and the lower edge of an image where nothing is hit."""
 AMBIENT = 0.35
 """Brightness of a surface at its edge; 1 where the surface faces the camera."""
@@ -46,7 +46,7 @@ class RayCamera:
 
     def draw(self) -> np.ndarray:
         """Draw the current scene, `[size, size, 3]` uint8."""
-        origin, rays = self._cast_rays()
+        origin, rays = self._make_rays()
         count = len(rays)
         hit, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
         options = (VISIBLE_GROUPS, True, -1)  # with static shapes, without an excluded body
@@ -75,7 +75,7 @@ class RayCamera:
         texels = model.tex_data[start : start + size].reshape(-1, channels)
         return color[:3] * texels[:, :3].mean(0)
 
-    def _cast_rays(self) -> tuple[np.ndarray, np.ndarray]:
+    def _make_rays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the camera's position `[3]` and a unit vector through each pixel `[N, 3]`.
 
         Pixels are row by row from the upper left.
@@ -98,7 +98,7 @@ class RayCamera:
 
         Planes are checkered to show motion.
         """
-        images = SKY_BELOW + (SKY_ABOVE - SKY_BELOW) * (self._up[:, None] + 1) / 2
+        images = SKY_BOTTOM_COLOR + (SKY_TOP_COLOR - SKY_BOTTOM_COLOR) * (self._up[:, None] + 1) / 2
         on = hit >= 0
         color = self._colors[hit[on]] * (AMBIENT + (1 - AMBIENT) * facing[on, None])
         checkers = np.floor(point[on, :2]).sum(1) % 2 == 0
