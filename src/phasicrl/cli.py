@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from phasicrl.training.evaluate import Evaluation
     from phasicrl.training.run import Run
 
-_PLAIN_WARNING = warnings.formatwarning
-USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+_DEFAULT_FORMATWARNING = warnings.formatwarning
+EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 """Exit codes of errors without an attribute `exit_code` (docs/runs.md lists all)."""
-_LIST = re.compile(r"(?:^|=)([\[(].*|[\w.]+(?:,[\w.]+)+)$", re.MULTILINE)
+_LIST_PATTERN = re.compile(r"(?:^|=)([\[(].*|[\w.]+(?:,[\w.]+)+)$", re.MULTILINE)
 _ENV_HELP = "--make-env MODULE:FUNCTION makes your own environment"
 Command = Callable[[list[str]], None]
 """Function of the arguments of one command; its docstring is the help."""
 
-COMMON = """
+SHORT_HELP_OPTIONS = """
 name seed total_env_steps stop_at_return output_dir init_from imports env.id env.num_envs
 env.num_threads env.vectorization env.options env.distribution env.num_levels model.value_path
 model.encoder model.channels model.hidden_sizes model.activation model.memory model.memory_size
@@ -70,7 +70,7 @@ class _ObjectOptions:
 
 
 @dataclass(frozen=True)
-class _CommonOptions(_ObjectOptions):
+class _GlobalOptions(_ObjectOptions):
     """Options that may stand before the command."""
 
     debug: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -84,7 +84,7 @@ class _CommonOptions(_ObjectOptions):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     options, words = tyro.cli(
-        _CommonOptions, args=arguments, prog="phasicrl", return_unknown_args=True, add_help=False
+        _GlobalOptions, args=arguments, prog="phasicrl", return_unknown_args=True, add_help=False
     )
     warnings.formatwarning = _format_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -101,29 +101,29 @@ def main(arguments: list[str] | None = None) -> int:
         from phasicrl.runs.console import discard_output
 
         discard_output(sys.stdout)
-        return BROKEN_PIPE
+        return EXIT_BROKEN_PIPE
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # raised by rich
-            return BROKEN_PIPE
-        _print_list_hint(words, error.code)
+            return EXIT_BROKEN_PIPE
+        _print_list_syntax(words, error.code)
         raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         expected = not isinstance(error, RuntimeError) or hasattr(error, "exit_code")
         if options.debug or not expected:
             traceback.print_exc()
         text = "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
         print(escape_control_chars(text), file=sys.stderr)
-        return getattr(error, "exit_code", USER_ERROR if expected else 1)
+        return getattr(error, "exit_code", EXIT_USER_ERROR if expected else 1)
     finally:
-        warnings.formatwarning = _PLAIN_WARNING
+        warnings.formatwarning = _DEFAULT_FORMATWARNING
 
 
-def _print_list_hint(words: list[str], code: object) -> None:
+def _print_list_syntax(words: list[str], code: object) -> None:
     """Print the spelling of a list if tyro has refused one such as `[64,64]` or `64,64`."""
-    if code == USER_ERROR and (given := _LIST.search("\n".join(words))):
+    if code == EXIT_USER_ERROR and (given := _LIST_PATTERN.search("\n".join(words))):
         values = " ".join(re.findall(r"[\w.]+", given[1]))
         print(f"error: a list is {given[1]}; expected {values}, with spaces", file=sys.stderr)
 
@@ -134,7 +134,7 @@ def _format_warning(
     """Format a warning of this package as one sentence, without the line of code."""
     if Path(filename).is_relative_to(Path(__file__).parent):
         return f"note: {escape_control_chars(str(message))}\n"
-    return _PLAIN_WARNING(message, category, filename, *rest, **more)
+    return _DEFAULT_FORMATWARNING(message, category, filename, *rest, **more)
 
 
 def all_commands() -> dict[str, Command]:
@@ -158,7 +158,7 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
         print(f"\n`{prog} COMMAND --help` lists the options of a command.")
         print("--debug prints the traceback of an error; --import MODULE imports a module first;")
         print(f"{_ENV_HELP} (train, resume, evaluate, …).")
-        raise SystemExit(0 if words else USER_ERROR)
+        raise SystemExit(0 if words else EXIT_USER_ERROR)
     if words[0] == "--version":
         return print(version("phasicrl"))
     if words[0] not in commands:
@@ -313,8 +313,8 @@ class _TrainOptions:
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     objects, words = _parse_objects(words)
-    needs_env = not objects and not any(word.startswith("--env.id") for word in words)
-    options, config = parse_config_and_options(words, "train", _TrainOptions, needs_env=needs_env)
+    refuses_custom_env = not objects and not any(word.startswith("--env.id") for word in words)
+    options, config = parse_config_and_options(words, "train", _TrainOptions, refuses_custom_env)
     if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
         (function,) = objects.values()
         config = config.with_updates({"env.id": getattr(function, "__name__", "own")})
@@ -331,7 +331,7 @@ def parse_config(words: list[str]) -> Config:
 
 
 def parse_config_and_options(
-    words: list[str], command: str, options_type: type, *, needs_env: bool = False
+    words: list[str], command: str, options_type: type, refuses_custom_env: bool = False
 ) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
@@ -339,7 +339,7 @@ def parse_config_and_options(
         words: arguments of the command.
         command: name of the command, for its help.
         options_type: dataclass of the command's options.
-        needs_env: whether an environment that a function made is refused after `--from`.
+        refuses_custom_env: whether an environment that a function made is refused after `--from`.
 
     Returns:
         An instance of `options_type`, and the changed configuration.
@@ -354,7 +354,7 @@ def parse_config_and_options(
         print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\npresets:")
         print("\n".join(_preset_lines()))
         print(f"\n`phasicrl {command} PRESET --help` lists options and their values in a preset.")
-        raise SystemExit(0 if words else USER_ERROR)
+        raise SystemExit(0 if words else EXIT_USER_ERROR)
     first, equals, file = words[0].partition("=")
     if first == "--from":
         words = [first, file, *words[1:]] if equals else words
@@ -365,7 +365,7 @@ def parse_config_and_options(
         path = Path(words[1])
         base = read_options(Config, path) if path.is_file() else RunDirectory(path).config
         run = RunDirectory(path.parent if path.name == "config.json" else path)
-        if needs_env and (path.is_dir() or run.card):
+        if refuses_custom_env and (path.is_dir() or run.card):
             run.load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)
         words = words[1:]
@@ -418,7 +418,7 @@ def _print_help(command: str, options_type: type, base: Config) -> None:
             texts |= {
                 f"{part.name}.{key}": text for key, text in get_option_docs(type(group)).items()
             }
-    for path in (*own, *COMMON.split()):
+    for path in (*own, *SHORT_HELP_OPTIONS.split()):
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"
         text = texts[path].replace("\n", "\n" + 43 * " ")
         print(f"  {option:<40} {text}")

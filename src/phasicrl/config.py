@@ -37,9 +37,9 @@ Levels = Literal["unseen", "train"]
 EvaluatedLevels = Literal["unseen", "train", "both"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
-Schedule = Callable[[float], Mapping[str, float]]
+ScheduleFunction = Callable[[float], Mapping[str, float]]
 """Function of the progress of a run, 0 to 1, that returns values of some options by path."""
-SHAPES: dict[str, Callable[[float], float]] = {
+SCHEDULE_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1 - progress,
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
 }
@@ -51,10 +51,10 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "a number from 0 to 1": lambda x: 0 <= x <= 1,
     "a number from 0 to below 1": lambda x: 0 <= x < 1,
 }
-_Int = Annotated[int, "a number above 0"]
-_Count = Annotated[int, "0 or a number above it"]
-_Float = Annotated[float, "a number above 0"]
-_Weight = Annotated[float, "0 or a number above it"]
+_PositiveInt = Annotated[int, "a number above 0"]
+_NonNegativeInt = Annotated[int, "0 or a number above it"]
+_PositiveFloat = Annotated[float, "a number above 0"]
+_NonNegativeFloat = Annotated[float, "0 or a number above it"]
 _Share = Annotated[float, "a number from 0 to 1"]
 _Decay = Annotated[float, "a number from 0 to below 1"]
 
@@ -122,11 +122,11 @@ class EnvConfig(_Group):
     _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
     """Id of the environment, such as `procgen:coinrun`, `envpool:Ant-v4` or `CartPole-v1`."""
-    num_envs: _Int = 64
+    num_envs: _PositiveInt = 64
     """Number of environments B, over all processes."""
-    num_threads: _Int | None = None
+    num_threads: _PositiveInt | None = None
     """Number of EnvPool's threads; none: one per core, or a single one for classic control."""
-    max_restarts: _Count = 0
+    max_restarts: _NonNegativeInt = 0
     """Maximum number of failures; a failed environment is replaced, its episode truncated."""
     vectorization: Literal["sync", "async"] = "sync"
     """Execution of Gymnasium environments.
@@ -136,13 +136,13 @@ class EnvConfig(_Group):
     """Use the environment's action masks, if it has any (source 003)."""
     observe: tuple[int, ...] | None = None
     """Components of observation vectors that the agent observes, such as `0 2`; none: all."""
-    heuristic_mask_steps: _Count = 100_000
+    heuristic_mask_steps: _NonNegativeInt = 100_000
     """Number of steps at the start of training with the masks of `mask_actions` (source 003)."""
     options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue], hash=False)
     """Options of the environment, `KEY=VALUE …`, in addition to those of the preset."""
     distribution: ProcgenDistribution = "easy"
     """Procgen: difficulty of the levels."""
-    num_levels: _Count = 0
+    num_levels: _NonNegativeInt = 0
     """Procgen: number of distinct training levels; 0: unlimited."""
 
     def _problems(self) -> Iterator[str]:
@@ -174,15 +174,15 @@ class ModelConfig(_Group):
     `auto`: the first or the last one if the other two are longer, and no doubt is left.
     `channels_first`: channels, height, width.
     `channels_last`: height, width, channels."""
-    channels: tuple[_Int, ...] = (16, 32, 32)
+    channels: tuple[_PositiveInt, ...] = (16, 32, 32)
     """IMPALA: output channels of each stack (OPPG: 16 32 32)."""
-    blocks: _Count = 2
+    blocks: _NonNegativeInt = 2
     """IMPALA: number of residual blocks in each stack (OPPG: 2)."""
     pooling: Literal["symmetric", "same"] = "symmetric"
     """IMPALA: padding of max-pools.
     `symmetric`: on both sides (OPPG).
     `same`: as in TensorFlow (Baselines)."""
-    hidden_sizes: tuple[_Int, ...] = (256,)
+    hidden_sizes: tuple[_PositiveInt, ...] = (256,)
     """Widths of dense layers, in an `mlp` or after convolutions (OPPG: 256; Baselines: 64 64)."""
     activation: Activation = "relu"
     """Activation function of dense layers on vectors (Baselines: tanh); for images it is ReLU."""
@@ -199,9 +199,9 @@ class ModelConfig(_Group):
     head_init: Initialization | None = None
     """Initial weights of the heads, see `model.init`; none: `normalized` if `model.init` is (OPPG),
     else `orthogonal`."""
-    policy_head_scale: _Float = 0.1
+    policy_head_scale: _PositiveFloat = 0.1
     """Scale of the policy head's initial weights: 0.1 in PPG (OPPG), 0.01 in PPO (Baselines)."""
-    value_head_scale: _Float = 0.1
+    value_head_scale: _PositiveFloat = 0.1
     """Scale of the value heads' initial weights: 0.1 in PPG (OPPG), 1 in PPO (Baselines)."""
     policy_obs: tuple[str, ...] | None = None
     """Keys of dictionary observations that the policy reads, as `actor` (rsl_rl); none: all."""
@@ -212,7 +212,7 @@ class ModelConfig(_Group):
     `none`: no memory.
     `lstm`: LSTM (Hochreiter 1997; contrib).
     `gru`: GRU."""
-    memory_size: _Int = 128
+    memory_size: _PositiveInt = 128
     """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
     @property
@@ -247,11 +247,11 @@ class ActionConfig(_Group):
     `exp`: exponential of a network output.
     `fixed`: constant.
     `range`: constant share of the action range (source 004)."""
-    std_value: _Float = 1.0
+    std_value: _PositiveFloat = 1.0
     """Initial standard deviation (Baselines: 1); with `fixed` its value, with `range` the share."""
-    min_std: _Float = 1e-6
+    min_std: _PositiveFloat = 1e-6
     """Minimum of trained standard deviations (Acme: 1e-6)."""
-    max_std: _Float | None = None
+    max_std: _PositiveFloat | None = None
     """Maximum of trained standard deviations, without gradient above (ours); none: no limit."""
     squash: Literal["none", "clip", "tanh"] = "none"
     """Restriction of actions to the action range.
@@ -277,17 +277,17 @@ class PPOConfig(_Group):
     """Options of the policy phase: rollouts, advantages, epochs and losses."""
 
     _prefix: ClassVar[str] = "ppo."
-    num_steps: _Int = 256
+    num_steps: _PositiveInt = 256
     """Number of steps T of each environment in a rollout (PPG paper: 256)."""
     collect_by: Literal["steps", "episodes"] = "steps"
     """Steps of a rollout to train on.
     `steps`: all.
     `episodes`: those of complete episodes that begin in the first half (source 003)."""
-    max_episodes: _Int | None = None
+    max_episodes: _PositiveInt | None = None
     """Maximum number of complete episodes per rollout (source 003); none: no limit."""
     gamma: _Share = 0.999
     """Discount factor γ (PPG paper: 0.999)."""
-    reward_clip: _Float | None = None
+    reward_clip: _PositiveFloat | None = None
     """Bound of rewards before normalization, ± this (Atari, Mnih et al. 2015: 1); none: off."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
     """Estimator of advantages.
@@ -300,7 +300,7 @@ class PPOConfig(_Group):
     """Value targets with the estimator `gae`.
     `gae`: values plus advantages (Schulman et al. 2016).
     `monte_carlo`: returns to the end of the episode (Spinning Up)."""
-    n_step: _Int = 5
+    n_step: _PositiveInt = 5
     """Number of rewards in `n_step` returns (source 003)."""
     baseline: bool = True
     """Subtract values from returns; off: no value function, as in REINFORCE (Williams 1992)."""
@@ -312,15 +312,15 @@ class PPOConfig(_Group):
     """Value of a truncated episode's end.
     `final_obs`: of its final observation (Pardo et al. 2018).
     `rsl_rl`: of the observation before its last step, which is biased (rsl_rl)."""
-    policy_epochs: _Int = 1
+    policy_epochs: _PositiveInt = 1
     """Number of policy epochs E_π over each rollout (PPO paper, algorithm 1; PPG paper: 1)."""
-    value_epochs: _Count = 1
+    value_epochs: _NonNegativeInt = 1
     """Number of value epochs E_V over each rollout (PPG paper: 1)."""
     epoch_order: Literal["value_first", "policy_first"] = "value_first"
     """Order of policy and value epochs.
     `value_first`: joint epochs if E_π = E_V, else value epochs, then policy epochs (OPPG).
     `policy_first`: policy epochs, then value epochs (PPG paper)."""
-    num_minibatches: _Int = 8
+    num_minibatches: _PositiveInt = 8
     """Number of minibatches per epoch (PPO paper, algorithm 1; PPG paper: 8)."""
     minibatch_by: Literal["auto", MinibatchUnit] = "segments"
     """Unit that is shuffled into minibatches.
@@ -331,38 +331,38 @@ class PPOConfig(_Group):
     """Objective of the policy.
     `surrogate`: probability ratio times advantage (PPO paper, eq. 6).
     `log_prob`: log-probability times advantage, as in REINFORCE (Williams 1992)."""
-    clip: _Float | None = 0.2
+    clip: _PositiveFloat | None = 0.2
     """Clip range ε of the probability ratio (PPO paper, eq. 7); none: no clipping."""
     clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the clip range.
     `constant`: no change (OPPG).
     `linear`, `cosine`: decay to zero (Baselines; ours)."""
-    kl_penalty: _Weight = 0.0
+    kl_penalty: _NonNegativeFloat = 0.0
     """Weight of the penalty on the KL divergence from the old policy (PPO paper, eq. 8)."""
     kl_estimate: Literal["sampled", "exact"] = "sampled"
     """Divergence in the KL penalty.
     `sampled`: half the mean squared log-ratio (OPPG).
     `exact`: KL(old ‖ new) in closed form."""
-    kl_penalty_target: _Float | None = None
+    kl_penalty_target: _PositiveFloat | None = None
     """Target KL by which the penalty's weight adapts (PPO paper, section 4); none: constant."""
     epoch_kl: Literal["k3", "k1"] = "k3"
     """Estimate of the KL after an epoch.
     `k3`: mean of ratio − 1 − log ratio (SB3).
     `k1`: mean of −log ratio (Spinning Up)."""
-    target_kl: _Float | None = None
+    target_kl: _PositiveFloat | None = None
     """KL above which policy epochs stop (CleanRL; Spinning Up: 0.015); none: no early stop."""
     proximal_decay: _Decay | None = None
     """Decay of the average of weights that updates are clipped around (ppo-ewma); none: clip
     around the policy that acted."""
-    entropy_coef: _Weight = 0.01
+    entropy_coef: _NonNegativeFloat = 0.01
     """Weight of the entropy bonus (PPO paper, eq. 9; PPG paper: 0.01)."""
     entropy_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the weight of the entropy bonus.
     `constant`: no change (OPPG).
     `linear`, `cosine`: decay to zero (ours)."""
-    value_coef: _Weight = 1.0
+    value_coef: _NonNegativeFloat = 1.0
     """Weight of the value loss, half the squared error (OPPG: 1, its vfcoef of 0.5)."""
-    value_clip: _Float | None = None
+    value_clip: _PositiveFloat | None = None
     """Clip range of a value's change since the rollout (Baselines, CleanRL: 0.2); none: off."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
     """Normalization of advantages.
@@ -375,24 +375,24 @@ class PPOConfig(_Group):
     `unbiased`: divide by n − 1 (CleanRL, SB3)."""
     advantage_decay: _Decay = 0.0
     """Weight of earlier rollouts in the statistics of advantages (ppo-ewma); 0: none."""
-    learning_rate: _Float = 5e-4
+    learning_rate: _PositiveFloat = 5e-4
     """Learning rate of Adam (PPG paper: 5e-4)."""
-    value_learning_rate: _Float | None = None
+    value_learning_rate: _PositiveFloat | None = None
     """Learning rate of a separate value network (Spinning Up: 1e-3); none: `ppo.learning_rate`."""
     schedule: Literal["constant", "linear", "cosine", "adaptive_kl"] = "constant"
     """Learning-rate schedule.
     `constant`: no change (OPPG).
     `linear`, `cosine`: decay to zero (Baselines; ours).
     `adaptive_kl`: by the analytic KL of each minibatch, before its gradient step (rsl_rl)."""
-    schedule_kl: _Float = 0.01
+    schedule_kl: _PositiveFloat = 0.01
     """Target KL of `adaptive_kl`, which changes the rate by factors of 1.5 (rsl_rl)."""
     adam_betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     """Adam's β₁ and β₂, in both phases (ppo-ewma)."""
-    adam_eps: _Float = 1e-8
+    adam_eps: _PositiveFloat = 1e-8
     """Adam's ε: 1e-8 in PPG (OPPG), 1e-5 in PPO (Baselines)."""
     adam_eps_hat: bool = False
     """Add ε before the bias of the second moment is corrected, as TensorFlow does (Baselines)."""
-    max_grad_norm: _Float | None = None
+    max_grad_norm: _PositiveFloat | None = None
     """Maximum norm of the gradient (Baselines: 0.5; none in OPPG); none: no clipping."""
     grad_norm_of: Literal["networks", "agent"] = "networks"
     """Gradient norm to clip with two networks.
@@ -436,15 +436,15 @@ class AuxConfig(_Group):
     """Options of the auxiliary phase of PPG."""
 
     _prefix: ClassVar[str] = "aux."
-    epochs: _Count = 0
+    epochs: _NonNegativeInt = 0
     """Number of auxiliary epochs E_aux (PPG paper: 6); 0: no auxiliary phase, which is PPO."""
-    every: _Int = 32
+    every: _PositiveInt = 32
     """Number of policy iterations N_π before each auxiliary phase (PPG paper: 32)."""
-    run_every: _Int = 1
+    run_every: _PositiveInt = 1
     """Run every k-th auxiliary phase only, and drop the data of the others (source 000: 2)."""
-    num_minibatches: _Int = 16
+    num_minibatches: _PositiveInt = 16
     """Number of minibatches per epoch and policy iteration (PPG paper: 16)."""
-    iterations_per_epoch: _Int | None = None
+    iterations_per_epoch: _PositiveInt | None = None
     """Amount of data in an auxiliary epoch, in policy iterations (source 001); none: all N_π."""
     iterations_from: Literal["phase", "last"] = "phase"
     """Data of an auxiliary epoch with `aux.iterations_per_epoch`.
@@ -457,17 +457,17 @@ class AuxConfig(_Group):
     `auto`: `segments` with a memory, else `transitions` (ours).
     `segments`: all steps of an environment in a rollout (OPPG, CleanRL).
     `transitions`: single steps."""
-    beta_clone: _Weight = 1.0
+    beta_clone: _NonNegativeFloat = 1.0
     """Weight β of the KL divergence from the policy before the phase (PPG paper: 1)."""
-    value_coef: _Weight = 1.0
+    value_coef: _NonNegativeFloat = 1.0
     """Weight of the value loss in the auxiliary phase (0: PPG paper, figure 9)."""
     optimizer: Literal["own", "shared"] = "own"
     """Optimizer of the auxiliary phase.
     `own`: a separate Adam (OPPG).
     `shared`: the Adam of the policy phase (CleanRL)."""
-    learning_rate: _Float = 5e-4
+    learning_rate: _PositiveFloat = 5e-4
     """Learning rate of a separate Adam (PPG paper: 5e-4); not used with `shared`."""
-    max_grad_norm: _Float | None = None
+    max_grad_norm: _PositiveFloat | None = None
     """Maximum norm of each network's gradient (CleanRL: 0.5); none: no clipping."""
 
     def _problems(self) -> Iterator[str]:
@@ -490,7 +490,7 @@ class RewardNormConfig(_Group):
     `step`: by statistics that are updated at each step (Baselines, CleanRL)."""
     gamma: _Share | None = None
     """Discount factor of the running return (OPPG, Baselines: 0.99); none: `ppo.gamma`."""
-    clip: _Float = 10.0
+    clip: _PositiveFloat = 10.0
     """Bound of normalized rewards, ± this (OPPG, Baselines: 10)."""
     reset_at: Literal["end", "termination"] = "end"
     """Reset of the running return.
@@ -512,7 +512,7 @@ class ObsNormConfig(_Group):
     """`ema`: weight of the earlier statistics at each rollout (source 003)."""
     from_first_rollout: bool = True
     """Normalize the first rollout by its statistics (ours); off: train on raw observations."""
-    clip: _Float = 10.0
+    clip: _PositiveFloat = 10.0
     """Bound of normalized observations, ± this (Baselines: 10)."""
 
 
@@ -538,11 +538,11 @@ class ComputeConfig(_Group):
     device: str = "auto"
     """Device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one and observations are
     images or minibatches have 1,024 samples."""
-    num_threads: _Int | None = None
+    num_threads: _PositiveInt | None = None
     """Number of PyTorch's threads; none: all cores for images and large minibatches, else one."""
     take_turns: bool = True
     """Compute in turns with other runs on the same cores, which is faster."""
-    micro_batch: _Int | Literal["auto"] | None = "auto"
+    micro_batch: _PositiveInt | Literal["auto"] | None = "auto"
     """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16) or all on a
     GPU; none: all of a minibatch."""
     policy_precision: Precision = "fp32"
@@ -556,7 +556,7 @@ class ComputeConfig(_Group):
     `off`: never."""
     deterministic: bool = False
     """Use deterministic kernels only; on a GPU, this is slower."""
-    rank_timeout: _Float = 600.0
+    rank_timeout: _PositiveFloat = 600.0
     """Maximum time in seconds that processes of a run wait for each other."""
 
 
@@ -587,12 +587,12 @@ class CheckpointConfig(_Group):
     """Options of checkpoints: when, and how many are kept (ours)."""
 
     _prefix: ClassVar[str] = "checkpoint."
-    every_minutes: _Weight | None = 5.0
+    every_minutes: _NonNegativeFloat | None = 5.0
     """Minutes between checkpoints; 0: one per iteration; none: no checkpoints by time."""
-    every_iterations: _Int | None = None
+    every_iterations: _PositiveInt | None = None
     """Iterations between checkpoints; none: no checkpoints by iterations. With `every_minutes` none
     as well, only the end of the run is saved."""
-    keep: _Int = 2
+    keep: _PositiveInt = 2
     """Number of checkpoints to keep."""
 
     @property
@@ -606,10 +606,10 @@ class EvaluationConfig(_Group):
     """Options of periodic evaluations of the agent during training (ours)."""
 
     _prefix: ClassVar[str] = "evaluation."
-    every_iterations: _Int | None = None
+    every_iterations: _PositiveInt | None = None
     """Iterations between evaluations, which save the best weights in `best.safetensors`; none:
     off."""
-    episodes: _Int = 20
+    episodes: _PositiveInt = 20
     """Number of episodes per evaluation, with the same seeds each time."""
     policy: PolicyKind = "greedy"
     """Kind of actions.
@@ -634,9 +634,9 @@ class Config(_Group):
 
     name: str = "custom"
     """Name of the experiment, in names of run directories and in plots (ours)."""
-    seed: _Count = 1
+    seed: _NonNegativeInt = 1
     """Seed of all random numbers (ours)."""
-    total_env_steps: _Int = 25_000_000
+    total_env_steps: _PositiveInt = 25_000_000
     """Budget in environment steps, over all environments (ours)."""
     budget_rounding: Literal["up", "down"] = "up"
     """Rounding of the budget to whole rollouts.
@@ -779,7 +779,7 @@ class Config(_Group):
             raise ConfigError(problems)
         return replace(self, **updates)
 
-    def with_schedules(self, schedule: Schedule | None, progress: float) -> Config:
+    def with_schedules(self, schedule: ScheduleFunction | None, progress: float) -> Config:
         """Return the configuration with the current values of the options that follow schedules.
 
         Args:
@@ -797,8 +797,8 @@ class Config(_Group):
         given: Any = schedule(progress) if schedule else {}
         if not isinstance(given, Mapping) or given.keys() - names.keys():
             raise ValueError(f"schedule returns {given!r}; expected values of {', '.join(names)}")
-        factors = {path: SHAPES[name](progress) for path, name in names.items() if name in SHAPES}
-        named = {path: values[path] * x for path, x in factors.items() if values[path]}
+        shapes = {path: SCHEDULE_SHAPES.get(name) for path, name in names.items()}
+        named = {key: values[key] * f(progress) for key, f in shapes.items() if f and values[key]}
         return self.with_updates({**named, **given}) if named or given else self
 
     def identity(self) -> dict[str, Any]:

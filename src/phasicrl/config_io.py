@@ -50,11 +50,11 @@ def from_json(options_type: type[T], text: str) -> T:
         ValueError: the text is not JSON, or has another schema number.
     """
     tree = _parse_object(text, "this")
-    check_schema(tree)
+    check_and_pop_schema(tree)
     return _from_tree(options_type, tree, "")
 
 
-def check_schema(tree: dict[str, Any]) -> None:
+def check_and_pop_schema(tree: dict[str, Any]) -> None:
     """Check and remove the schema number in the content of a file.
 
     Raises:

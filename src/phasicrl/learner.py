@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Adam
 
 from phasicrl import objectives, optimize
-from phasicrl.config import Config, Schedule
+from phasicrl.config import Config, ScheduleFunction
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
@@ -57,7 +57,7 @@ class Learner:
 
     def __init__(
         self, config: Config, agent: Agent, executor: Executor, generator: Generator,
-        schedule: Schedule | None = None,
+        schedule: ScheduleFunction | None = None,
     ) -> None:  # fmt: skip
         self.config, self.agent, self.executor, self.generator = config, agent, executor, generator
         self.schedule, self.scheduled = schedule, config.with_schedules(schedule, 0.0)

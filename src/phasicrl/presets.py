@@ -64,13 +64,11 @@ _TO_PPO = {
     "model.value_path": "shared", "ppo.policy_epochs": 3, "ppo.value_epochs": 3, "aux.epochs": 0
 }  # fmt: skip
 _PPO = _PPG.with_updates({"name": "procgen-ppo", **_TO_PPO})
-_PPO_PAPER = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
+_PPG_PAPER_PPO = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
+
 
 # Generalization from few levels to all: protocols of the Procgen paper, with evaluations of sampled
 # actions as there, and PPG and PPO as above.
-_ON_BOTH = EvaluationConfig(every_iterations=50, episodes=64, policy="sampled", levels="both")
-
-
 def _generalization_presets(
     difficulty: str, source: str, num_levels: int, total_env_steps: int, *bases: Config
 ) -> list[Preset]:
@@ -80,7 +78,8 @@ def _generalization_presets(
             base.with_updates({
                 "name": f"{base.name.removesuffix('-paper')}-{difficulty}-{num_levels}",
                 "env.num_levels": num_levels, "total_env_steps": total_env_steps,
-                "evaluation": _ON_BOTH,
+                "evaluation": EvaluationConfig(
+                    every_iterations=50, episodes=64, policy="sampled", levels="both"),
             }),
             f"{name} on {num_levels} {difficulty} levels, tested on all",
             f"Procgen paper, generalization on {difficulty} levels{source}",
@@ -318,8 +317,8 @@ def _task_presets() -> list[Preset]:
     return presets
 
 
-_OPPG = "openai/phasic-policy-gradient, train.py and ppo.py"
-_EASY = (
+_OPPG_SOURCE = "openai/phasic-policy-gradient, train.py and ppo.py"
+_EASY_NOTE = (
     "easy, 64 environments and 25M steps as CleanRL's page, rewards normalized by γ 0.999 "
     "where the published runs have hard, 256, 100M and 0.99"
 )
@@ -327,21 +326,21 @@ PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (
         Preset(_PPG, "PPG on Procgen easy: 64 envs, 25M",
-               f"PPG paper; {_OPPG}; {_EASY}"),
+               f"PPG paper; {_OPPG_SOURCE}; {_EASY_NOTE}"),
         Preset(_PPG_PAPER, "PPG as published: hard, 256 envs, 100M",
-               f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
+               f"PPG paper, appendix; {_OPPG_SOURCE}", "procgen-ppg"),
         Preset(_PPG_SINGLE, "PPG, one network, as --arch detach",
-               f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
+               f"PPG paper; {_OPPG_SOURCE} --arch detach; {_EASY_NOTE}", "procgen-ppg"),
         Preset(_PPG_SINGLE_PAPER, "PPG, one network, as figure 7's text",
-               f"PPG paper, figure 7; {_EASY}", "procgen-ppg"),
+               f"PPG paper, figure 7; {_EASY_NOTE}", "procgen-ppg"),
         Preset(_PPG_KL, "PPG with the KL penalty of figure 6",
-               f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
+               f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY_NOTE}", "procgen-ppg"),
         Preset(_PPO, "PPO on Procgen easy: 64 envs, 25M",
-               f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
-        Preset(_PPO_PAPER, "PPO as published: hard, 256 envs, 100M",
+               f"{_OPPG_SOURCE}, README's PPO command; {_EASY_NOTE}", "procgen-ppg"),
+        Preset(_PPG_PAPER_PPO, "PPO as published: hard, 256 envs, 100M",
                "PPG paper, figure 2", "procgen-ppo"),
-        *_generalization_presets("easy", f"; {_EASY}", 200, 25_000_000, _PPG, _PPO),
-        *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
+        *_generalization_presets("easy", f"; {_EASY_NOTE}", 200, 25_000_000, _PPG, _PPO),
+        *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPG_PAPER_PPO),
         Preset(_QUICKSTART, "PPG in ten minutes on two cores",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",

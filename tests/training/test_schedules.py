@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import SHAPES, Config, PPOConfig
+from phasicrl.config import SCHEDULE_SHAPES, Config, PPOConfig
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.phases import PolicyPhaseLoss
 from phasicrl.training.build import start_run
@@ -79,7 +79,7 @@ def test_a_run_that_cannot_start_leaves_no_directory(tmp_path: Path) -> None:
 
 
 def test_schedules_end_at_zero() -> None:
-    for shape in SHAPES.values():
+    for shape in SCHEDULE_SHAPES.values():
         assert shape(0.0) == 1 and shape(0.5) == pytest.approx(0.5) and shape(1.0) == 0
 
 

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phasicrl.config_io import SCHEMA, check_schema, fsync_path
+from phasicrl.config_io import SCHEMA, check_and_pop_schema, fsync_path
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 
 MANIFEST = "manifest.json"
@@ -214,7 +214,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         OSError: the manifest cannot be read.
     """
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    check_schema(manifest)
+    check_and_pop_schema(manifest)
     if path.name != manifest["name"]:
         raise ValueError(f"folder is {path.name}; expected {manifest['name']}, as saved")
     return manifest

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-PREEMPTED, INTERRUPTED = 75, 130
+EXIT_PREEMPTED, EXIT_INTERRUPTED = 75, 130
 """Exit codes after SIGTERM ("try again later") and after Ctrl-C."""
 _REPEAT_SECONDS = 0.5
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -39,7 +39,7 @@ class Preempted(SystemExit):
     """End of the process after a signal, with the run saved and exit code 75, "try again later"."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(PREEMPTED)
+        super().__init__(EXIT_PREEMPTED)
         self.name = name
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Preempted(SystemExit):
 
 def exit_preempted(number: int, frame: FrameType | None) -> None:
     """Handle a signal by ending the process at once, with exit code 75."""
-    os._exit(PREEMPTED)
+    os._exit(EXIT_PREEMPTED)
 
 
 @contextmanager
@@ -116,7 +116,7 @@ class Signals:
             return
         if self._is_ending:
             if number == signal.SIGINT:
-                os._exit(INTERRUPTED)
+                os._exit(EXIT_INTERRUPTED)
             return
         self._raised_at = now
         name = signal.Signals(number).name

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.backends.cpu import get_cpu_capability
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Schedule
+from phasicrl.config import Config, ScheduleFunction
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 from phasicrl.envs.checks import CLIP_REMEDY, MakeEnv
 from phasicrl.envs.make import make_envs
@@ -66,7 +66,7 @@ class UserObjects(EvaluationObjects, total=False):
 
     mask_actions: MaskFunction | None
     callbacks: Callbacks | OnIteration | None
-    schedule: Schedule | None
+    schedule: ScheduleFunction | None
 
 
 def start_run(
