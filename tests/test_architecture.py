@@ -112,8 +112,8 @@ phasicrl.algorithm: learn
 phasicrl.config: Levels PolicyKind format_value require_imported_modules
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.checks: convert_errors
-phasicrl.envs.make: episode_limit find_maker make_envs
-phasicrl.envs.protocol: TIME_LIMIT
+phasicrl.envs.make: episode_limit get_gym_maker make_envs
+phasicrl.envs.protocol: LIMIT_HINT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import ModelConfig, ObsNormConfig, ValuePath
-from phasicrl.envs.protocol import ExactState, TimeStep
+from phasicrl.envs.protocol import RestoreMethod, TimeStep
 from phasicrl.episodes import EpisodeStatistics
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
@@ -75,7 +75,7 @@ class Scripted:
     num_envs = B
     observation_space: gym.Space[Any] = gym.spaces.Box(-100, 100, (3,), np.float32)
     action_space: gym.Space[Any] = gym.spaces.Discrete(4)
-    exact_state: ExactState = "none"
+    exact_state: RestoreMethod = "none"
     has_final_obs = True
     mask_size = 0
     action_mask: Tensor | None = None

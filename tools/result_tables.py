@@ -18,7 +18,7 @@ from scipy import stats
 
 from benchmarks import batch_invariance, scaling
 from phasicrl.cli import parse_config
-from phasicrl.envs.envpool import GAMES
+from phasicrl.envs.envpool import PROCGEN_GAMES
 from phasicrl.lab.analysis.curves import Curve, Task
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
@@ -409,7 +409,7 @@ EARLY = {
 
 def on_all_games(reference: str, *experiments: str) -> list[Curve]:
     """Return published curves of Procgen's games, hard."""
-    ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in GAMES}
+    ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in PROCGEN_GAMES}
     return read_reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
 
 
@@ -439,14 +439,15 @@ def paper_early() -> Cells:
 
 def two_ppos() -> Cells:
     """Yield PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
-    yield "", "normalized mean", *sorted(GAMES)
+    games = sorted(PROCGEN_GAMES)
+    yield "", "normalized mean", *games
     for name, curves in (
         ("PPO of the PPG paper", on_all_games("ppg-paper", "ppo")),
         ("PPO of Baselines", on_all_games("baselines-final", "hard")),
     ):
         ends = {game_of(x): float(np.interp(1e8, x.steps, x.mean)) for x in curves}
-        scores = [scale_score(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
-        yield name, f"{statistics.fmean(scores):.3f}", *(f"{ends[x]:.1f}" for x in sorted(GAMES))
+        scores = [scale_score(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in games]
+        yield name, f"{statistics.fmean(scores):.3f}", *(f"{ends[game]:.1f}" for game in games)
 
 
 QUANTITIES = {

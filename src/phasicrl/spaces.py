@@ -469,7 +469,7 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         raise ValueError(f"{given}; expected at most ±{limit:.3g} (float32). Scale it") from None
 
 
-def discrete_range(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
+def get_start_and_count(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the first number and the number of choices of a discrete part; 0 for other kinds."""
     return _start(space), _num_choices(space)
 

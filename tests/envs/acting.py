@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import ActionLayout, count_choices, leaves
@@ -29,7 +29,7 @@ def make(
 ) -> GymnasiumEnv:
     """Make custom environments named `mine`."""
     config = EnvConfig(id="mine", vectorization=mode, **options)
-    return GymnasiumEnv(make_env, "mine", config, RankEnvs(num_envs, seed))
+    return GymnasiumEnv(make_env, "mine", config, EnvSlice(num_envs, seed))
 
 
 def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:

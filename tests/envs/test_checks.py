@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.vector import make_custom_envs
 from phasicrl.spaces import ActionLayout
@@ -252,7 +252,7 @@ def test_a_complaint_about_an_action_beyond_its_bounds_names_the_remedy(
 
     envs: Any = make(partial(Strict, low, high), num_envs=2)
     if vector:
-        envs = make_custom_envs(make_vector_env, EnvConfig(id="mine"), RankEnvs(2, 1))
+        envs = make_custom_envs(make_vector_env, EnvConfig(id="mine"), EnvSlice(2, 1))
     envs.reset()
     inside = max(low, 0.0)
     assert envs.step(torch.tensor([[1, inside], [0, inside]])).reward.tolist() == [1, 1]

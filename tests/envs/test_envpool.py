@@ -17,7 +17,7 @@ import torch
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as envpool_adapter
-from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.envpool import EnvPoolEnv, get_task_spaces, import_envpool, make_step_and_reset
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
@@ -47,7 +47,7 @@ MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
 def make(
     task_id: str, *, num_envs: int, seed: int = 1, num_threads: int = 1, **options: Any
 ) -> EnvPoolEnv:
-    local = RankEnvs(num_envs, seed)
+    local = EnvSlice(num_envs, seed)
     return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, local)
 
 

@@ -16,7 +16,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import phasicrl
 from phasicrl.config import AuxConfig, Config, EnvConfig
-from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import ObservationLayout
@@ -60,7 +60,7 @@ def test_where_both_flags_are_set_the_episode_terminates() -> None:
     from phasicrl.envs.gymnax import make as make_simulator
 
     envs = make("gymnax:DeepSea-bsuite")
-    simulator = make_simulator("DeepSea-bsuite", {}, RankEnvs(4, 1))
+    simulator = make_simulator("DeepSea-bsuite", {}, EnvSlice(4, 1))
     envs.reset()
     simulator.reset(seed=1)
     action = torch.zeros(4, dtype=torch.int64)

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
-from phasicrl.envs.envpool import GAMES, get_family_by_task, import_envpool
+from phasicrl.envs.envpool import PROCGEN_GAMES, get_family_by_task, import_envpool
 from phasicrl.envs.make import episode_limit, list_envs, make_envs, resolve
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from tests.envs.counting import Counting, Spaces
@@ -99,7 +99,7 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
 def test_a_download_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     make = Mock(side_effect=URLError("no host"))
     games = SimpleNamespace(list_names=lambda: ["Game"], make=make)
-    monkeypatch.setattr("phasicrl.envs.make._import_simulators", lambda _: games)
+    monkeypatch.setattr("phasicrl.envs.make._import_backend", lambda _: games)
     with pytest.raises(EnvError, match=r"gymnax:Game cannot be made.*no host"):
         make_envs(EnvConfig(id="gymnax:Game"), seed=1)
 
@@ -146,7 +146,7 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
     assert list_envs("*:cartpole-v1") == ["envpool:CartPole-v1", "gymnasium:CartPole-v1"]
     everything = list_envs()
     assert len(everything) > 1500 and len({*everything}) == len(everything)
-    assert everything[:16] == [f"procgen:{game}" for game in GAMES]
+    assert everything[:16] == [f"procgen:{game}" for game in PROCGEN_GAMES]
     assert list_envs("no such thing") == []
     for env_id in everything[::40]:
         assert resolve(env_id) == (env_id.partition(":")[0], env_id.partition(":")[2])

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import GAMES, resolve_procgen_task
+from phasicrl.envs.envpool import PROCGEN_GAMES, resolve_procgen_task
 from phasicrl.envs.make import make_envs
 from tests.envs.test_make import needs_envpool, refused
 
 
 @needs_envpool
 def test_every_game_has_its_distributions() -> None:
-    for game in GAMES:
+    for game in PROCGEN_GAMES:
         for mode in ("easy", "hard"):
             config = EnvConfig(distribution=mode)  # type: ignore[arg-type]
             task_id, _ = resolve_procgen_task(game, config)
@@ -53,4 +53,4 @@ def test_images_change_with_the_options(option: str) -> None:
 
 
 def test_the_games_are_those_of_gymnasiums_registry_or_none() -> None:
-    assert not set(GAMES) & {name.lower() for name in gym.registry}
+    assert not set(PROCGEN_GAMES) & {name.lower() for name in gym.registry}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import GAMES
+from phasicrl.envs.envpool import PROCGEN_GAMES
 from phasicrl.envs.make import make_envs
 from tests.faults.conftest import Fault
 
@@ -33,7 +33,7 @@ def test_every_game_is_the_original(
     `make test` plays 1,200 steps of each game.
     """
     monkeypatch.setattr("phasicrl.envs.bridge.env_seeds", lambda seed, num_envs, first: seed)
-    num_steps, games = 2500 if is_full else 300, GAMES[half::2]
+    num_steps, games = 2500 if is_full else 300, PROCGEN_GAMES[half::2]
     for index, game in enumerate(games):
         source = np.random.default_rng(index)
         actions = source.integers(15, size=(num_steps, NUM_ENVS), dtype=np.int32)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import GAMES, PROCGEN, distributions, get_family_by_task
+from phasicrl.envs.envpool import PROCGEN, PROCGEN_GAMES, distributions, get_family_by_task
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.spaces import ActionLayout, count_choices
@@ -35,7 +35,7 @@ def tasks(family: str) -> list[EnvConfig]:
     if family == PROCGEN:
         return [
             EnvConfig(id=f"procgen:{game}", num_envs=3, distribution=cast(Any, kind))
-            for game in GAMES
+            for game in PROCGEN_GAMES
             for kind in distributions(game, get_family_by_task())
         ]
     names = [name for name, member in get_family_by_task().items() if member == family]

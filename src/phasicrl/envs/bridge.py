@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from phasicrl.envs.checks import EnvProperties
-from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
 from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, EnvWatchdog
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
-_LARGEST = float(np.finfo(np.float32).max)
-FirstObs = tuple[np.ndarray, "np.ndarray | None"]
-"""First observations `[B, …]` and their masks `[B, mask_size]`; None without masks."""
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+ObsAndMask = tuple[np.ndarray, "np.ndarray | None"]
+"""Observations `[B, …]` and their masks `[B, mask_size]`; None without masks."""
 
 
-class RankEnvs(NamedTuple):
+class EnvSlice(NamedTuple):
     """Environments that one rank makes: their number, and the data for their seeds.
 
     Attributes:
@@ -114,8 +114,8 @@ class NumpyVectorEnv:
     """`VectorEnv` on the CPU, whose tensors share memory with NumPy arrays.
 
     Subclasses implement `_reset`, `_step` and `_close`. With `exact_state` `replay`, they also
-    implement `_starts`, which returns the start of each current episode as JSON (None if
-    unknown), and `_replay`, which restarts these episodes and takes the actions `[L, …]` of each.
+    implement `_get_episode_starts`, which returns the start of each current episode as JSON (None
+    if unknown), and `_replay`, which restarts them and takes the actions `[L, …]` of each.
 
     Attributes:
         step_seconds: deadline of a step in this process, in seconds.
@@ -124,7 +124,7 @@ class NumpyVectorEnv:
     """
 
     device = torch.device("cpu")
-    exact_state: ExactState = "none"
+    exact_state: RestoreMethod = "none"
     has_final_obs = True
     step_seconds: float = STEP_SECONDS
     reset_seconds: float = RESET_SECONDS
@@ -160,24 +160,25 @@ class NumpyVectorEnv:
         step: NumpyStep = self._guard("step()", self.step_seconds, self._step, actions)
         if self.exact_state == "replay":
             self._episodes.add(actions, step.terminated | step.truncated)
-        tensor = torch.from_numpy
         return TimeStep(
             obs=self._set_current(step.obs, step.action_mask),
-            reward=tensor(step.reward),
-            terminated=tensor(step.terminated),
+            reward=torch.from_numpy(step.reward),
+            terminated=torch.from_numpy(step.terminated),
             # Where both are true, the episode ended by its rules.
-            truncated=tensor(step.truncated & ~step.terminated),
-            final_obs=None if step.final_obs is None else tensor(step.final_obs),
-            info={name: tensor(values) for name, values in step.info.items()},
+            truncated=torch.from_numpy(step.truncated & ~step.terminated),
+            final_obs=None if step.final_obs is None else torch.from_numpy(step.final_obs),
+            info={name: torch.from_numpy(values) for name, values in step.info.items()},
         )
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what a resumed run needs to replay the current episodes.
 
-        That is the start of each episode (see `_starts`), its actions so far and its current
-        observation. None if episodes cannot be replayed.
+        That is the start of each episode (see `_get_episode_starts`), its actions so far and its
+        current observation. None if episodes cannot be replayed.
         """
-        if self.exact_state != "replay" or self._obs is None or None in (starts := self._starts()):
+        if self.exact_state != "replay" or self._obs is None:
+            return None
+        if None in (starts := self._get_episode_starts()):
             return None
         actions, lengths = map(torch.from_numpy, self._episodes.get_state())
         current = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
@@ -206,11 +207,11 @@ class NumpyVectorEnv:
         finally:
             self._watchdog.close()
 
-    _reset: Callable[[], FirstObs]
+    _reset: Callable[[], ObsAndMask]
     _step: Callable[[np.ndarray], NumpyStep]
     _close: Callable[[], None]
-    _starts: Callable[[], list[Any]]
-    _replay: Callable[[list[Any], list[np.ndarray]], FirstObs]
+    _get_episode_starts: Callable[[], list[Any]]
+    _replay: Callable[[list[Any], list[np.ndarray]], ObsAndMask]
 
     def _guard(self, call: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the subclass under a deadline, and close if it fails."""
@@ -255,7 +256,7 @@ class NumpyVectorEnv:
         Raises:
             EnvError: a reward is not finite.
         """
-        is_finite = np.abs(reward) <= _LARGEST
+        is_finite = np.abs(reward) <= _MAX_FLOAT32
         if not is_finite.all():
             text = f"returned a reward that is not finite, or too large for float32: {reward}"
             self._raise_error(int(np.argmin(is_finite)), "step", text)

@@ -37,7 +37,7 @@ MaskSource = Literal["observation", "method", "info"]
 MASK = "action_mask"
 """Key of the mask in an observation or an `info`."""
 
-NUMBERS = "biuf"
+NUMERIC_KINDS = "biuf"
 """Kinds of dtypes of real numbers."""
 _RESULT_TUPLES = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
 REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
@@ -90,8 +90,8 @@ def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Itera
     except Invalid as error:
         raise EnvError(f"{call} {error}; {REMEDY}") from None
     except (Exception, SystemExit) as error:
-        outside = describe_action()
-        hint = f"; the action {outside}: {CLIP_REMEDY}" if outside else ""
+        out_of_bounds = describe_action()
+        hint = f"; the action {out_of_bounds}: {CLIP_REMEDY}" if out_of_bounds else ""
         raise EnvError(f"{call} raised {type(error).__name__}: {error}{hint}") from error
 
 
@@ -234,7 +234,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             env_action = map_leaves(self._properties.action_space, lambda part: part[0], batch)
             obs, reward, terminated, truncated, info = check_tuple(self.env.step(env_action), 5)
             number = np.asarray(reward)
-            if number.size != 1 or number.dtype.kind not in NUMBERS:
+            if number.size != 1 or number.dtype.kind not in NUMERIC_KINDS:
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
                 raise Invalid(f"{given}; expected one number")
             reward = float(number.item())
@@ -247,8 +247,8 @@ class CheckedEnv(gym.Env[Any, Any]):
             self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except self.caught as error:
-            outside = self._actions.describe_out_of_bounds(np.asarray(action)[None])
-            failure = self._make_error("step", error, outside)
+            out_of_bounds = self._actions.describe_out_of_bounds(np.asarray(action)[None])
+            failure = self._make_error("step", error, out_of_bounds)
             if not self._restarts:
                 raise failure from error
         self.close()
@@ -353,10 +353,10 @@ class CheckedEnv(gym.Env[Any, Any]):
             raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
         return {MASK: mask}
 
-    def _make_error(self, call: str, error: BaseException, outside: str = "") -> EnvError:
+    def _make_error(self, call: str, error: BaseException, out_of_bounds: str = "") -> EnvError:
         raised = "" if isinstance(error, Invalid) else f"raised {type(error).__name__}: "
         location = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
-        hint = f"the action {outside}: {CLIP_REMEDY}; " if raised and outside else ""
+        hint = f"the action {out_of_bounds}: {CLIP_REMEDY}; " if raised and out_of_bounds else ""
         failure = EnvError(f"{location} {raised}{error}; {hint}{REMEDY}")
         if not isinstance(error, Invalid):
             failure.add_note("".join(traceback.format_exception(error)))

@@ -47,18 +47,18 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
-from phasicrl.envs.bridge import NumpyStep, NumpyVectorEnv, RankEnvs
+from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv
 from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.native import load_graphics_libraries, load_qt
 from phasicrl.envs.options import convert_options
-from phasicrl.envs.protocol import ExactState
+from phasicrl.envs.protocol import RestoreMethod
 from phasicrl.spaces import as_float32, check_spaces
 from phasicrl.system.machine import num_cores
 
 PROCGEN = "envpool.procgen"
 """Package of the Procgen family in EnvPool."""
 
-GAMES = (
+PROCGEN_GAMES = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
     "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
 )  # fmt: skip
@@ -74,7 +74,7 @@ RESERVED_OPTIONS = {
 TRAINING_OPTIONS = ("episodic_life", "reward_clip")
 """Options that change episodes or rewards for training, which evaluations do not use."""
 
-_THREADS = "/proc/self/task"
+_THREAD_DIR = "/proc/self/task"
 _COMMON_MODULE = "envpool.python.gymnasium_envpool"
 """Module of `_to` in families that return the arrays of `_recv` unchanged."""
 
@@ -85,7 +85,7 @@ class EnvPoolEnv(NumpyVectorEnv):
     remedy = "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
 
     def __init__(
-        self, task_id: str, name: str, options: dict[str, Any], threads: int | None, local: RankEnvs
+        self, task_id: str, name: str, options: dict[str, Any], threads: int | None, local: EnvSlice
     ) -> None:
         """Make a pool of environments.
 
@@ -98,7 +98,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         """
         family, num_envs = get_family_by_task()[task_id], local.num_envs
         self._is_procgen = family == PROCGEN
-        self.exact_state: ExactState = "replay" if _is_replayable(family, options) else "none"
+        self.exact_state: RestoreMethod = "replay" if _is_replayable(family, options) else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
         spaces = get_task_spaces(task_id, options)
         check_spaces(name, *spaces)
@@ -106,11 +106,11 @@ class EnvPoolEnv(NumpyVectorEnv):
         is_fast = family in ("envpool.classic_control", "envpool.toy_text")
         num_threads = min(threads or (1 if is_fast else num_cores()), num_envs)
         sizes: dict[str, Any] = {"num_envs": num_envs, "num_threads": num_threads}
-        envpool, before = import_envpool(procgen=self._is_procgen), os.listdir(_THREADS)
+        envpool, before = import_envpool(procgen=self._is_procgen), os.listdir(_THREAD_DIR)
         self._pool: Any = envpool.make_gymnasium(task_id, seed=local.seeds(), **sizes, **options)
         # A single thread of the pool computes only while this one waits, and starts fastest on the
         # same core: waking another core takes longer than a fast step (docs/performance.md).
-        new = {*os.listdir(_THREADS)} - {*before} if num_threads == 1 else ()
+        new = {*os.listdir(_THREAD_DIR)} - {*before} if num_threads == 1 else ()
         self._pool_threads, self._core = [int(thread) for thread in new], -1
         self._current_core = ctypes.CDLL(None).sched_getcpu
         infos = ("level_seed", "prev_level_complete") if self._is_procgen else ()
@@ -150,7 +150,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         obs[ended] = self._pack_and_check(self._reset_pool(ended), "reset", np.flatnonzero(ended))
         self._num_resets[ended] += 1
 
-    def _starts(self) -> list[int]:
+    def _get_episode_starts(self) -> list[int]:
         # In families with replay, only resets advance the random generator.
         return self._num_resets.tolist()
 

@@ -25,11 +25,11 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import EnvConfig, OptionValue
-from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
+from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
 from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, inspect_env
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
-from phasicrl.envs.protocol import EnvError, ExactState
+from phasicrl.envs.protocol import EnvError, RestoreMethod
 from phasicrl.seeding import env_seeds
 
 
@@ -40,10 +40,10 @@ class GymnasiumEnv(NumpyVectorEnv):
     class handles plain arrays for all spaces.
     """
 
-    exact_state: ExactState = "replay"
+    exact_state: RestoreMethod = "replay"
     remedy = REMEDY
 
-    def __init__(self, make_env: MakeEnv, name: str, config: EnvConfig, local: RankEnvs) -> None:
+    def __init__(self, make_env: MakeEnv, name: str, config: EnvConfig, local: EnvSlice) -> None:
         """Prepare environments, which are made at the first reset.
 
         Up to `env.max_restarts` failures truncate episodes: a failed environment is replaced, or
@@ -75,10 +75,10 @@ class GymnasiumEnv(NumpyVectorEnv):
         self._seeds: list[Any] | None = local.seeds()
         super().__init__(name, local.num_envs, properties)
 
-    def _reset(self) -> FirstObs:
+    def _reset(self) -> ObsAndMask:
         obs, info = self._vector.reset(seed=self._seeds)
         if self._seeds and isinstance(self._vector, ProcessVectorEnv):
-            self._check_chance(obs)
+            self._warn_if_unseeded(obs)
         self._seeds = None  # seeds are for the first reset only
         self._count_step_restarts(info)
         made = {id(guard.env.unwrapped) for guard in getattr(self._vector, "envs", ())}
@@ -87,7 +87,7 @@ class GymnasiumEnv(NumpyVectorEnv):
             raise ValueError(f"{given}; expected a new one in each call")
         return self._check_obs(obs, "reset"), info.get(MASK)
 
-    def _check_chance(self, obs: np.ndarray) -> None:
+    def _warn_if_unseeded(self, obs: np.ndarray) -> None:
         """Warn if environments have equal first observations, and episodes do not follow the seed.
 
         Processes have equal copies of a generator that is not the environment's own.
@@ -124,13 +124,13 @@ class GymnasiumEnv(NumpyVectorEnv):
         restarts = self._count_step_restarts(info)
         return NumpyStep(obs, reward, terminated, truncated, final_obs, info.get(MASK), restarts)
 
-    def _starts(self) -> list[Any]:
+    def _get_episode_starts(self) -> list[Any]:
         try:
             return list(self._vector.call("get_episode_start"))
         except ProcessLostError:  # the next step raises it again
             return [None] * self.num_envs
 
-    def _replay(self, starts: list[Any], actions: list[np.ndarray]) -> FirstObs:
+    def _replay(self, starts: list[Any], actions: list[np.ndarray]) -> ObsAndMask:
         self._seeds = None
         obs, infos = zip(*self._vector.call("restore", starts, actions), strict=True)
         return np.stack(obs), np.stack([info[MASK] for info in infos]) if self.mask_size else None

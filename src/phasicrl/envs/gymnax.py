@@ -6,8 +6,8 @@ from typing import Any
 
 from gymnasium.spaces import Box
 
-from phasicrl.envs.bridge import RankEnvs
-from phasicrl.envs.jax import JaxEnvs, import_with_jax
+from phasicrl.envs.bridge import EnvSlice
+from phasicrl.envs.jax import JaxSimulator, import_with_jax
 from phasicrl.envs.options import convert_options
 
 gymnax = import_with_jax("gymnax")
@@ -18,7 +18,7 @@ def list_names() -> list[str]:
     return list(gymnax.registered_envs)
 
 
-def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
+def make(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSimulator:
     """Make environments of gymnax.
 
     Args:
@@ -45,4 +45,4 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
     space, actions = convert(env.observation_space(params)), convert(env.action_space(params))
     if isinstance(space, Box):  # of Catch and FourRooms in another dtype than the observations
         space = Box(space.low, space.high, space.shape)
-    return JaxEnvs(reset, step, (space, actions), local.num_envs)
+    return JaxSimulator(reset, step, (space, actions), local.num_envs)

@@ -30,7 +30,7 @@ def import_with_jax(name: str) -> Any:
     return importlib.import_module(name)
 
 
-class JaxEnvs:
+class JaxSimulator:
     """`Simulator` over pure functions of one environment.
 
     One function, compiled at the first step (a second; ten for large games), steps all environments

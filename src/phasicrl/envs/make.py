@@ -16,17 +16,17 @@ import gymnasium as gym
 from phasicrl.config import EnvConfig
 from phasicrl.config_io import suggest_name
 from phasicrl.envs import envpool
-from phasicrl.envs.bridge import NumpyVectorEnv, RankEnvs
+from phasicrl.envs.bridge import EnvSlice, NumpyVectorEnv
 from phasicrl.envs.checks import MakeEnv, convert_errors
 from phasicrl.envs.gymnasium import GymnasiumEnv, convert_make_options
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
+from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
 from phasicrl.envs.watchdog import RESET_SECONDS, EnvWatchdog
 from phasicrl.envs.wrappers import PartialObservation
 
 Backend = Literal["procgen", "envpool", "gymnasium", "mjlab", "gymnax", "pgx"]
-SIMULATORS: tuple[Backend, ...] = ("mjlab", "gymnax", "pgx")
+SIMULATOR_BACKENDS: tuple[Backend, ...] = ("mjlab", "gymnax", "pgx")
 """Back ends of tensors: modules of this package, with `list_names` and `make`."""
 
 
@@ -60,7 +60,7 @@ def make_envs(
     """
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
-    local = RankEnvs(config.num_envs if num_envs is None else num_envs, seed, first_env)
+    local = EnvSlice(config.num_envs if num_envs is None else num_envs, seed, first_env)
     with closing(EnvWatchdog(config.id)) as watchdog:
         watchdog.call = "its start", 2 * RESET_SECONDS
         if make_vector_env is not None:
@@ -69,10 +69,10 @@ def make_envs(
             envs = GymnasiumEnv(make_env, config.id, config, local)
         else:
             backend, name = resolve(config.id)
-            if backend in SIMULATORS:
+            if backend in SIMULATOR_BACKENDS:
                 envs = _make_simulator(backend, name, config, local)
             elif backend == "gymnasium":
-                envs = GymnasiumEnv(find_maker(name, config), f"gymnasium:{name}", config, local)
+                envs = GymnasiumEnv(get_gym_maker(name, config), f"gymnasium:{name}", config, local)
             else:
                 dropped = envpool.TRAINING_OPTIONS if whole_games else ()
                 options = {key: v for key, v in config.options.items() if key not in dropped}
@@ -84,7 +84,7 @@ def make_envs(
         raise
 
 
-def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> NumpyVectorEnv:
+def _make_pool(backend: str, name: str, config: EnvConfig, local: EnvSlice) -> NumpyVectorEnv:
     if backend == "procgen":
         task_id, options = envpool.resolve_procgen_task(name, config)
     else:
@@ -99,16 +99,16 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> N
         raise ValueError(f"{given}; expected {rule}") from error
 
 
-def _make_simulator(backend: str, name: str, config: EnvConfig, local: RankEnvs) -> TensorVectorEnv:
-    with seed_generators(local):
+def _make_simulator(backend: str, name: str, config: EnvConfig, local: EnvSlice) -> TensorVectorEnv:
+    with use_torch_seed(local):
         try:
-            simulator = _import_simulators(backend).make(name, dict(config.options), local)
+            simulator = _import_backend(backend).make(name, dict(config.options), local)
         except OSError as error:  # of a download, or of its files
             raise EnvError(f"{config.id} cannot be made: {error!r}") from error
     return TensorVectorEnv(config.id, simulator, config, local)
 
 
-def _import_simulators(backend: str) -> Any:
+def _import_backend(backend: str) -> Any:
     """Import the module of a back end of tensors.
 
     Raises:
@@ -118,7 +118,7 @@ def _import_simulators(backend: str) -> Any:
         return importlib.import_module(f"phasicrl.envs.{backend}")
 
 
-def find_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, Any]]:
+def get_gym_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, Any]]:
     """Return the function that makes a registered environment with `env.options`.
 
     The name may follow that of a module, as in `MODULE:ID`.
@@ -133,7 +133,7 @@ def find_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, A
 def resolve(env_id: str) -> tuple[Backend, str]:
     """Split an id into its back end and its name there.
 
-    The prefixes are `procgen:`, `envpool:`, `gymnasium:` and those of `SIMULATORS`;
+    The prefixes are `procgen:`, `envpool:`, `gymnasium:` and those of `SIMULATOR_BACKENDS`;
     `gymnasium:module:Id` imports a module first, which registers the id or has a function or class
     of this name. An id without prefix is searched in Procgen's games, EnvPool and Gymnasium, in
     this order.
@@ -161,7 +161,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     near = suggest_name(bare.replace("NoFrameskip", ""), ids)
     if prefix and not module:  # the name may be one of another back end
         near = re.sub("'(.*?)'", lambda found: repr(ids[found[1]]), near)
-    has_envpool = "envpool" in names or prefix in SIMULATORS
+    has_envpool = "envpool" in names or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
@@ -178,9 +178,9 @@ def _names(prefix: str) -> dict[Backend, Collection[str]]:
     Raises:
         ImportError: the back end of tensors is not installed.
     """
-    if prefix in SIMULATORS:
-        return {prefix: _import_simulators(prefix).list_names()}
-    names: dict[Backend, Collection[str]] = {"procgen": envpool.GAMES}
+    if prefix in SIMULATOR_BACKENDS:
+        return {prefix: _import_backend(prefix).list_names()}
+    names: dict[Backend, Collection[str]] = {"procgen": envpool.PROCGEN_GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.get_family_by_task()
         names["envpool"] = sorted(task for task in families if families[task] != envpool.PROCGEN)
@@ -195,12 +195,12 @@ def episode_limit(config: EnvConfig) -> int | None:
         ValueError: the id or an option is unknown.
     """
     backend, name = resolve(config.id)
-    if backend in ("procgen", *SIMULATORS):
+    if backend in ("procgen", *SIMULATOR_BACKENDS):
         return None
     if backend == "envpool":
         options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
-    maker = find_maker(name, config)
+    maker = get_gym_maker(name, config)
     limit: int = maker.keywords.get("max_episode_steps", maker.args[0].max_episode_steps or 0)
     return limit if limit > 0 else None
 

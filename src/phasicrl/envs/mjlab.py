@@ -12,7 +12,7 @@ import warp  # pyright: ignore[reportMissingImports]
 from gymnasium.spaces import Dict, Space
 from torch import Tensor
 
-from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.rsl_rl import unbounded
 
@@ -26,7 +26,7 @@ def list_names() -> list[str]:
     return registry.list_tasks()
 
 
-def make(name: str, options: dict[str, Any], local: RankEnvs) -> MjlabEnv:
+def make(name: str, options: dict[str, Any], local: EnvSlice) -> MjlabSimulator:
     """Make the environments of a task.
 
     Args:
@@ -45,12 +45,12 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> MjlabEnv:
     np.random.seed(local.seeds()[0])
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # three pages of tables
-            return MjlabEnv(ManagerBasedRlEnv(config, options["device"]))
+            return MjlabSimulator(ManagerBasedRlEnv(config, options["device"]))
     finally:
         np.random.set_state(state)
 
 
-class MjlabEnv:
+class MjlabSimulator:
     """`Simulator` over a `ManagerBasedRlEnv` that leaves resets to its caller.
 
     It draws from PyTorch's global generators only, so that `reset` needs no seed.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from phasicrl.envs.bridge import RankEnvs
-from phasicrl.envs.jax import JaxEnvs, import_with_jax
+from phasicrl.envs.bridge import EnvSlice
+from phasicrl.envs.jax import JaxSimulator, import_with_jax
 from phasicrl.envs.options import convert_options
 
 pgx = import_with_jax("pgx")
@@ -20,7 +20,7 @@ def list_names() -> list[str]:
     return list(pgx.available_envs())
 
 
-def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
+def make(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSimulator:
     """Make games of pgx.
 
     Args:
@@ -49,4 +49,4 @@ def make(name: str, options: dict[str, Any], local: RankEnvs) -> JaxEnvs:
 
     # Zeros and ones, with channels last. As uint8 they would be images, divided by 255.
     spaces = Box(0, 1, env.observation_shape, np.float32), Discrete(env.num_actions)
-    return JaxEnvs(reset, step, spaces, local.num_envs)
+    return JaxSimulator(reset, step, spaces, local.num_envs)

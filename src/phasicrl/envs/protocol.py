@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-ExactState = Literal["snapshot", "replay", "none"]
+RestoreMethod = Literal["snapshot", "replay", "none"]
 
 
-TIME_LIMIT = "for Gymnasium env.options max_episode_steps=N, in your own code TimeLimit"
+LIMIT_HINT = "for Gymnasium env.options max_episode_steps=N, in your own code TimeLimit"
 """Remedy for environments whose episodes do not end."""
 
 
@@ -82,7 +82,7 @@ class VectorEnv(Protocol):
     action_space: gym.Space[Any]
     mask_size: int
     action_mask: Tensor | None
-    exact_state: ExactState
+    exact_state: RestoreMethod
     has_final_obs: bool
 
     def reset(self) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from phasicrl.envs.checks import Invalid
 
 
-class RslRlEnv:
+class RslRlSimulator:
     """`Simulator` over a `VecEnv` of rsl_rl 5, which resets in its steps.
 
     Episodes that `extras["time_outs"]` names are truncated; without it, those that last

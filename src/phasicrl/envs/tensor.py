@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.bridge import RankEnvs
+from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.checks import (
     MASK,
     REMEDY,
@@ -21,14 +21,14 @@ from phasicrl.envs.checks import (
     make_env_properties,
     warn_of_extra_keys,
 )
-from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
 from phasicrl.spaces import (
     ActionLayout,
     ObservationLayout,
     count_choices,
-    discrete_range,
     format_location,
     get_part,
+    get_start_and_count,
 )
 
 CHECK_EVERY = 16
@@ -85,15 +85,16 @@ class TensorVectorEnv:
     """`VectorEnv` over a simulator.
 
     PyTorch's global generators have a state of their own in its calls, so that neither side changes
-    the other's random numbers. Only in `run_steps` networks draw from that state, too, for dropout.
+    the other's random numbers. Only in `run_fused_steps` networks draw from that state, too, for
+    dropout.
 
     Attributes:
         obs: current observations `[B, …]`; None before the first reset.
         has_final_obs: whether the final observations of ended episodes are handed over.
-        is_pure: whether `run_steps` and `step_from` can be used, see `Simulator`.
+        is_pure: whether `run_fused_steps` and `step_from` can be used, see `Simulator`.
     """
 
-    def __init__(self, name: str, simulator: Any, config: EnvConfig, local: RankEnvs) -> None:
+    def __init__(self, name: str, simulator: Any, config: EnvConfig, local: EnvSlice) -> None:
         """Reset the simulator; the first `reset` returns that result.
 
         Raises:
@@ -106,7 +107,7 @@ class TensorVectorEnv:
         self._simulator: Any = simulator
         self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        self.exact_state: ExactState = "snapshot" if hasattr(simulator, "get_state") else "none"
+        self.exact_state: RestoreMethod = "snapshot" if hasattr(simulator, "get_state") else "none"
         is_known = self.has_final_obs and self.exact_state == "snapshot"
         self.is_pure: bool = is_known and getattr(simulator, "is_pure", False)
         spaces = simulator.single_observation_space, simulator.single_action_space
@@ -116,8 +117,8 @@ class TensorVectorEnv:
         self._layout = ObservationLayout(self.observation_space)
         # First number and number of choices of each discrete part of an observation.
         self._ranges = {
-            leaf.path: [torch.as_tensor(x, device=self.device) for x in discrete_range(leaf.space)]
-            for leaf in self._layout.leaves
+            x.path: [torch.as_tensor(n, device=self.device) for n in get_start_and_count(x.space)]
+            for x in self._layout.leaves
         }
         self._actions = ActionLayout(self.action_space)
         seed = local.seed + local.first_env
@@ -204,7 +205,7 @@ class TensorVectorEnv:
         is_valid = torch.stack(checks).all()
         return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
-    def run_steps(
+    def run_fused_steps(
         self, call: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], num_steps: int
     ) -> tuple[Tensor, ...]:
         """Make steps of a pure simulator in one call, and return the call's other results.
@@ -339,7 +340,7 @@ class TensorVectorEnv:
 
 
 @contextmanager
-def seed_generators(local: RankEnvs) -> Iterator[None]:
+def use_torch_seed(local: EnvSlice) -> Iterator[None]:
     """Seed PyTorch's global generators until the end of the block, in which a simulator is made."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=gpus):

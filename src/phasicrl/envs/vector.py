@@ -22,10 +22,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.bridge import FirstObs, NumpyStep, NumpyVectorEnv, RankEnvs
+from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
 from phasicrl.envs.checks import (
     MASK,
-    NUMBERS,
+    NUMERIC_KINDS,
     Invalid,
     check_tuple,
     close_env,
@@ -33,8 +33,8 @@ from phasicrl.envs.checks import (
     make_env_properties,
     warn_of_extra_keys,
 )
-from phasicrl.envs.rsl_rl import RslRlEnv
-from phasicrl.envs.tensor import TensorVectorEnv, seed_generators
+from phasicrl.envs.rsl_rl import RslRlSimulator
+from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices, map_leaves
 
@@ -46,7 +46,7 @@ Its result is Gymnasium's `VectorEnv`, of NumPy arrays or tensors, rsl_rl's `Vec
 
 
 def make_custom_envs(
-    make_vector_env: MakeVectorEnv, config: EnvConfig, local: RankEnvs
+    make_vector_env: MakeVectorEnv, config: EnvConfig, local: EnvSlice
 ) -> CustomVectorEnv | TensorVectorEnv:
     """Make a custom vector environment, of tensors if it has a `device`, otherwise of arrays.
 
@@ -55,13 +55,13 @@ def make_custom_envs(
         EnvError: the result is not a vector environment of that size, or it cannot be made or
             reset.
     """
-    with convert_errors(f"{config.id}: make_vector_env()"), seed_generators(local):
+    with convert_errors(f"{config.id}: make_vector_env()"), use_torch_seed(local):
         vector = make_vector_env(local.num_envs)
         if (size := getattr(vector, "num_envs", None)) != local.num_envs:
             text = f"returned a {type(vector).__name__} with num_envs {size}"
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
         if hasattr(vector, "get_observations"):
-            vector = RslRlEnv(vector)
+            vector = RslRlSimulator(vector)
     if getattr(vector, "device", None) is not None:
         return TensorVectorEnv(config.id, vector, config, local)
     return CustomVectorEnv(vector, config, local)
@@ -75,7 +75,7 @@ class CustomVectorEnv(NumpyVectorEnv):
 
     remedy = "repair the vector environment"
 
-    def __init__(self, vector: Any, config: EnvConfig, local: RankEnvs) -> None:
+    def __init__(self, vector: Any, config: EnvConfig, local: EnvSlice) -> None:
         """Reset the vector environment with the seed `seed + first_env`.
 
         Raises:
@@ -97,7 +97,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         self._properties = properties
         super().__init__(name, local.num_envs, properties)
 
-    def _reset(self) -> FirstObs:
+    def _reset(self) -> ObsAndMask:
         with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._first = self._first or self._reset_vector(), None
             stored = self._pack_and_check(obs, "reset").copy()
@@ -113,7 +113,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             if self._num_steps == 1 and not self._has_extra:
                 warn_of_extra_keys(self.name, self._properties, obs)
             rows = [np.asarray(row) for row in (reward, terminated, truncated)]
-            if any(row.shape != (self.num_envs,) or row.dtype.kind not in NUMBERS for row in rows):
+            if any(x.shape != (self.num_envs,) or x.dtype.kind not in NUMERIC_KINDS for x in rows):
                 given = ", ".join(f"{row.dtype} {row.shape}" for row in rows)
                 wanted = f"numbers ({self.num_envs},)"
                 raise Invalid(f"returned {given} as reward and flags; expected {wanted}")

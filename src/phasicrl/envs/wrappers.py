@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.envs.protocol import EnvError, ExactState, TimeStep, VectorEnv
+from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep, VectorEnv
 from phasicrl.masks import find_fully_blocked
 from phasicrl.spaces import count_choices
 
@@ -28,7 +28,7 @@ class _VectorEnvWrapper:
         self._envs = envs
         self.name, self.num_envs, self.device = envs.name, envs.num_envs, envs.device
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
-        self.exact_state: ExactState = envs.exact_state
+        self.exact_state: RestoreMethod = envs.exact_state
         self.mask_size, self.has_final_obs = envs.mask_size, envs.has_final_obs
         self.action_mask: Tensor | None = None
         self.state_dict, self.close = envs.state_dict, envs.close

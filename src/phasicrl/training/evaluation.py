@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from phasicrl.config import Config, EnvConfig, EvaluatedLevels, Levels, PolicyKind, Precision
 from phasicrl.envs.make import make_envs, resolve
-from phasicrl.envs.protocol import TIME_LIMIT, TimeStep, VectorEnv
+from phasicrl.envs.protocol import LIMIT_HINT, TimeStep, VectorEnv
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.seeding import derive_seed
@@ -83,7 +83,7 @@ class EpisodeTracker:
         lengths = self.lengths * self.unfinished_envs
         if lengths.max() == LONG_EPISODE:
             text = f"{name}: an episode of the evaluation has {LONG_EPISODE:,} steps, and is cut at"
-            text += f" {MAX_EPISODE:,}. If none ends, set a time limit ({TIME_LIMIT})"
+            text += f" {MAX_EPISODE:,}. If none ends, set a time limit ({LIMIT_HINT})"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return lengths >= MAX_EPISODE
 

@@ -36,7 +36,7 @@ class FusedCollector(Collector):
         for start in range(0, num_steps, size):
             draws = [self._blank_policy.sample_noise(self.generator) for _ in range(size)]
             noise = self.executor.upload(torch.stack(draws)[:, self._local_noise])
-            *columns, self._first, self._state = self.envs.run_steps(
+            *columns, self._first, self._state = self.envs.run_fused_steps(
                 call, [noise, self._first, self._state], size
             )
             for name, values in zip(self._names, columns[:-3], strict=True):

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.distributed import RankError
-from phasicrl.envs.protocol import TIME_LIMIT
+from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.episodes import Episode
 from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
@@ -238,7 +238,7 @@ class Run:
         is_reached = self.env_steps - self.config.batch_size < limit <= self.env_steps
         if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
-            self.metrics_log.show_message(f"{text}; if none can, set a time limit ({TIME_LIMIT})")
+            self.metrics_log.show_message(f"{text}; if none can, set a time limit ({LIMIT_HINT})")
         self._row |= record
         known = set(record)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasicrl.envs.envpool import GAMES
+from phasicrl.envs.envpool import PROCGEN_GAMES
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.run_suite import make_curves, run_suite
 from phasicrl.lab.experiments.suites import SUITES
@@ -59,7 +59,8 @@ def test_arms_have_the_sources_values_and_change_nothing_else(suite: str, expect
 
 def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     suite = SUITES["fig2"]
-    assert suite.tasks("paper") == GAMES and len(GAMES) == 16 and suite.num_seeds == 3
+    assert suite.tasks("paper") == PROCGEN_GAMES and len(PROCGEN_GAMES) == 16
+    assert suite.num_seeds == 3
     base = suite.make_base("miner", "paper")
     paper = {"env.id": "procgen:miner"}
     assert suite.arms(base) == [

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from phasicrl.config_io import write_json
-from phasicrl.envs.protocol import TIME_LIMIT
+from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, get_shared_experiment, read_curves
@@ -167,7 +167,7 @@ def compare_runs(
     curves = read_curves(runs, metric)
     endless = [curve.label for curve in curves if np.isnan(curve.runs).any()]
     if not (curves := [curve for curve in curves if curve.label not in endless]):
-        raise ValueError(f"no run has a finished episode; expected one. Set a limit ({TIME_LIMIT})")
+        raise ValueError(f"no run has a finished episode; expected one. Set a limit ({LIMIT_HINT})")
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
         curves += read_reference_curves(reference, metric, ends=ends)

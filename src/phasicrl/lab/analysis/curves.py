@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from phasicrl import Config
 from phasicrl.config import format_value
-from phasicrl.envs.protocol import TIME_LIMIT
+from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
 from phasicrl.training.bootstrap import bootstrap_band
 
@@ -266,7 +266,7 @@ def _read_points(run: Path, metric: str) -> Points:
     if not len(points[0]) and metric.startswith("charts/episodic"):
         steps = np.array([row["env_steps"] for row in rows], np.float64)
         text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps"
-        warnings.warn(f"{text}; set a time limit ({TIME_LIMIT})", stacklevel=2)
+        warnings.warn(f"{text}; set a time limit ({LIMIT_HINT})", stacklevel=2)
         return steps, np.full(len(steps), np.nan)
     return points
 

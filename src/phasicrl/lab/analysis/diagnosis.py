@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from phasicrl import Config
-from phasicrl.envs.protocol import TIME_LIMIT
+from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.lab.analysis.curves import Array
 
 Columns: TypeAlias = Mapping[str, Array]
@@ -103,13 +103,13 @@ def _check_lengths(lengths: Array, config: Config, improves: bool) -> Finding | 
     if improves or np.ptp(lengths) > 0:
         return None
     evidence = f"all episodes have {lengths[0]:.0f} steps, as with a time limit"
-    return Finding("Episodes of one length", evidence, f"a longer time limit ({TIME_LIMIT})")
+    return Finding("Episodes of one length", evidence, f"a longer time limit ({LIMIT_HINT})")
 
 
 def _check_episodes(counts: Array, config: Config, improves: bool) -> Finding | None:
     if counts.any():
         return None
-    return Finding("No episode ended", f"{len(counts)} iterations", f"a time limit ({TIME_LIMIT})")
+    return Finding("No episode ended", f"{len(counts)} iterations", f"a time limit ({LIMIT_HINT})")
 
 
 def _is_raw(config: Config) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.checks import convert_errors
-from phasicrl.envs.make import find_maker
+from phasicrl.envs.make import get_gym_maker
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent
@@ -231,7 +231,7 @@ def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
         return env
 
     try:
-        maker = user_env or partial(find_maker(env_id, config.env), **options)
+        maker = user_env or partial(get_gym_maker(env_id, config.env), **options)
         # The environments run in this process, without options of other back ends.
         changes = {"env.vectorization": "sync", "env.num_threads": None, "env.options": {}}
         objects = {"make_env": make_env, "make_vector_env": None}
