@@ -27,7 +27,7 @@ from phasicrl.rollout import Rollout
 Record = dict[str, float]
 """Metrics of one iteration by their full names."""
 
-_NUM_DIAGNOSTICS, _MIN_OBS = 30, 128
+_DIAGNOSTICS_PER_RUN, _MIN_OBS = 30, 128
 """Approximate number of network diagnostics per run, and minimum observations for each."""
 _COUNTERS = ("iteration", "env_steps", "kl_coef", "lr_multiplier")
 
@@ -183,7 +183,7 @@ class Learner:
 
     def network_diagnostics(self, rollout: Rollout) -> Record:
         """Measure the fractions of dormant features and clipped inputs, about 30 times per run."""
-        if (self.iteration - 1) % max(1, self.config.num_iterations // _NUM_DIAGNOSTICS):
+        if (self.iteration - 1) % max(1, self.config.num_iterations // _DIAGNOSTICS_PER_RUN):
             return {}
         stride = max(1, self.config.batch_size // _MIN_OBS)
         obs = rollout.obs[:, ::stride].flatten(0, 1)

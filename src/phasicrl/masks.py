@@ -27,13 +27,13 @@ def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray
     size = sum(count_choices(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
-    flat, location = to_array(mask), format_location(path)
+    flat, location = to_numeric(mask), format_location(path)
     if flat is not None and not np.isin(flat, (0, 1)).all():
         given = f"an action mask with values {np.unique(flat)}{location}"
         raise ValueError(f"{given}; expected True and False, or 1 and 0")
     if flat is not None and flat.shape == (size,):
         return flat.astype(bool)
-    masks = None if flat is not None and flat.ndim == 1 else _split_mask(space, mask)
+    masks = None if flat is not None and flat.ndim == 1 else _pair_masks(space, mask)
     if masks is None:
         given = f"a {type(mask).__name__}" if flat is None else f"shape {flat.shape}"
         has_parts = size and not isinstance(space, Discrete)
@@ -54,7 +54,7 @@ def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, 
     return int(index), int(component)
 
 
-def _split_mask(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any], Any]] | None:
+def _pair_masks(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any], Any]] | None:
     """Return the parts of a space with their masks; None if the mask has another structure."""
     if isinstance(space, Dict):
         required = {key for key, part in space.spaces.items() if count_choices(part)}
@@ -80,7 +80,7 @@ def _is_sequence(mask: Any) -> bool:
     return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
 
 
-def to_array(value: Any) -> np.ndarray | None:
+def to_numeric(value: Any) -> np.ndarray | None:
     """Return a value as an array of numbers; None if it is something else."""
     if isinstance(value, Mapping):
         return None

@@ -92,7 +92,7 @@ def log_prob_loss(
     return -advantage * log_prob
 
 
-def sampled_kl_penalty(
+def estimate_kl_k2(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
 ) -> Float[Tensor, "*M"]:
     """Estimate the KL divergence by half the squared log-ratio of each action, `[M]`.

@@ -54,14 +54,14 @@ class PolicyPhaseLoss:
     """Loss of the policy, the value function or both.
 
     Attributes:
-        module: agent that is trained.
+        agent: agent that is trained.
         ppo: options of the policy phase.
         with_policy: whether the policy is trained.
         with_value: whether the value function is trained.
         precision: precision of the encoders.
     """
 
-    module: Agent
+    agent: Agent
     ppo: PPOConfig
     with_policy: bool
     with_value: bool
@@ -69,7 +69,7 @@ class PolicyPhaseLoss:
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
         """Return the mean loss and its terms; for coefficients, see `Learner.loss_coefficients`."""
-        agent, precision = self.module, self.precision
+        agent, precision = self.agent, self.precision
         # Run only the networks that are trained.
         if not self.with_policy:
             return self._value_loss(agent.value(*samples.inputs, precision=precision), samples)
@@ -89,7 +89,7 @@ class PolicyPhaseLoss:
         log_prob, old_log_prob = policy.log_prob(samples.action), samples.old_log_prob
         old_policy, proximal_log_prob = None, old_log_prob
         if samples.old_dist_params is not None:
-            old_policy = self.module.policy_head.distribution(samples.old_dist_params)
+            old_policy = self.agent.policy_head.distribution(samples.old_dist_params)
         # PPO-EWMA clips around an average of the weights instead of the behavior policy.
         if ppo.proximal_decay is not None:
             assert old_policy is not None, "parameters of the proximal policy are missing"
@@ -110,7 +110,7 @@ class PolicyPhaseLoss:
         if ppo.kl_estimate == "exact" and old_policy is not None:
             penalty = mean(policy.kl_from(old_policy))
         else:
-            penalty = mean(objectives.sampled_kl_penalty(log_prob, proximal_log_prob))
+            penalty = mean(objectives.estimate_kl_k2(log_prob, proximal_log_prob))
         with torch.no_grad():  # KL to the behavior policy, for the metrics
             k1, k3 = objectives.estimate_kl_k1_and_k3(log_prob, old_log_prob)
             clipped = objectives.mark_clipped_ratios(log_prob, proximal_log_prob, clip=clip)
@@ -127,7 +127,7 @@ class PolicyPhaseLoss:
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
         """Return the weighted value loss (PPG paper, equation 2), and the plain one as a term."""
-        rescale = self.module.scale_for_loss
+        rescale = self.agent.scale_for_loss
         value, target, old_value = map(rescale, (value, samples.value_target, samples.old_value))
         loss = objectives.value_loss(value, target, old_value, clip=self.ppo.value_clip)
         loss = objectives.weighted_mean(loss, samples.weight)
@@ -141,12 +141,12 @@ class AuxiliaryLoss:
     Source: PPG paper, equations 3 and 2; OPPG ppg.py:178-201.
 
     Attributes:
-        module: agent with an auxiliary value head.
+        agent: agent with an auxiliary value head.
         aux: options of the auxiliary phase.
         precision: precision of the encoders.
     """
 
-    module: Agent
+    agent: Agent
     aux: AuxConfig
     precision: Precision = "fp32"
 
@@ -154,7 +154,7 @@ class AuxiliaryLoss:
         self, samples: AuxiliarySamples, *coefficients: Tensor
     ) -> tuple[Tensor, LossTerms]:
         """Return the mean loss of a minibatch, and its terms."""
-        agent, aux, weight = self.module, self.aux, samples.weight
+        agent, aux, weight = self.agent, self.aux, samples.weight
         inputs = (*samples.inputs, samples.action_mask)
         output = agent(*inputs, precision=self.precision, in_aux_phase=True)
         assert output.aux_value is not None, "the auxiliary phase needs an auxiliary head"
@@ -203,7 +203,7 @@ def compute_targets(
     mask = None if rollout.weight is None else world.all_gather_cat(rollout.weight) > 0
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
-        whole = returns.first_half_episode_mask(*flags, max_episodes=ppo.max_episodes)
+        whole = returns.early_episode_mask(*flags, max_episodes=ppo.max_episodes)
         mask = whole if mask is None else whole & mask
     if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())

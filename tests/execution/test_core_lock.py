@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from phasicrl.execution import core_lock
-from phasicrl.execution.core_lock import RETRY_SECONDS, TIMEOUT_SECONDS, CoreLock
+from phasicrl.execution.core_lock import BACKOFF_SECONDS, TIMEOUT_SECONDS, CoreLock
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from tests.faults.harness import wait_for
@@ -68,7 +68,7 @@ def test_a_run_stopped_in_its_turn_delays_others_two_seconds_of_every_thirty(
     with stopped.take_turn():
         assert seconds(mine) > TIMEOUT_SECONDS
         assert seconds(mine) < 0.01 and seconds(mine) < 0.01
-        clock.now += RETRY_SECONDS
+        clock.now += BACKOFF_SECONDS
         assert seconds(mine) > TIMEOUT_SECONDS, "then it waits again"
     assert seconds(mine) < 0.01
     with stopped.take_turn():

@@ -39,7 +39,7 @@ NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ 
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
-    """Stand in for `compile_for`, and return the function itself."""
+    """Stand in for `compile_for_shapes`, and return the function itself."""
     return function
 
 
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
 def test_steps_written_for_the_compiler_equal_eager_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "compile_for", as_it_is)
+    monkeypatch.setattr(compiled, "compile_for_shapes", as_it_is)
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
 
@@ -118,7 +118,7 @@ def test_steps_written_for_the_compiler_equal_eager_ones(
 def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "compile_for", as_it_is)
+    monkeypatch.setattr(compiled, "compile_for_shapes", as_it_is)
 
     class Nothing(Corridor):
         def step(self, action: Any) -> Any:
@@ -253,7 +253,7 @@ def test_compiled_code_that_computes_something_else_is_not_used(
         return call
 
     reference = train(setting(tmp_path, **{"compute.compile": "off"}), make_env=Corridor)
-    monkeypatch.setattr(compiled, "compile_for", wrong)
+    monkeypatch.setattr(compiled, "compile_for_shapes", wrong)
     run = train(setting(tmp_path, **{"compute.compile": "on"}), make_env=Corridor)
     assert set(run.executor._compiled_steps.values()) == {None}
     assert set(run.executor._compiled_calls.values()) == {None}
@@ -271,7 +271,7 @@ def test_steps_in_micro_batches_are_not_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compiled step takes the memory of a whole minibatch."""
-    monkeypatch.setattr(compiled, "compile_for", as_it_is)
+    monkeypatch.setattr(compiled, "compile_for_shapes", as_it_is)
     config = setting(tmp_path, **PICTURES, **{"compute.compile": "on"})
     executor = train(config, make_env=Image).executor
     assert executor.plan.compiled and not executor._compiled_steps
@@ -393,17 +393,17 @@ print(after_a_large_tensor() - given_back)
 
 
 @pytest.mark.parametrize(
-    "compile_for", [as_it_is, pytest.param(None, marks=[pytest.mark.long, NEEDS_COMPILER])]
+    "compile_for_shapes", [as_it_is, pytest.param(None, marks=[pytest.mark.long, NEEDS_COMPILER])]
 )
 def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_for: Callable[..., Any] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_for_shapes: Callable[..., Any] | None
 ) -> None:
     """Here the others' gradients are zero: the mean of two is half.
 
     Eagerly, and in two compiled calls with the mean between them.
     """
-    if compile_for is not None:
-        monkeypatch.setattr(compiled, "compile_for", compile_for)
+    if compile_for_shapes is not None:
+        monkeypatch.setattr(compiled, "compile_for_shapes", compile_for_shapes)
 
     def mean(gradients: Sequence[Tensor]) -> None:
         for gradient in gradients:

@@ -25,7 +25,7 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def compile_for(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def compile_for_shapes(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
     """Compile a function of tensors for the shapes, dtypes and strides of example `inputs`.
 
     Inputs that the function writes to must not share memory with others. The compiled function
@@ -82,15 +82,15 @@ def compile_inference(
     """Compile a function that uses a module without gradient.
 
     Raises:
-        Exception: the function cannot be compiled, see `compile_for`.
+        Exception: the function cannot be compiled, see `compile_for_shapes`.
     """
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     weights = [tensor.detach() for tensor in tensors.values()]
 
-    def call_with_given_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
+    def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
         return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
-        compiled = compile_for(call_with_given_weights, [*weights, *(x.clone() for x in inputs)])
+        compiled = compile_for_shapes(call_with_weights, [*weights, *(x.clone() for x in inputs)])
     return lambda *inputs: compiled(*weights, *inputs)

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-TIMEOUT_SECONDS, RETRY_SECONDS = 2.0, 30.0
+TIMEOUT_SECONDS, BACKOFF_SECONDS = 2.0, 30.0
 """Maximum wait for the lock, and time without locking after a wait that long."""
 
 
@@ -58,7 +58,7 @@ class CoreLock:
                 self._retry_at = 0.0
             except OSError:  # timed out, no locks, or another user's: compute without a turn
                 if deadline > start:
-                    self._retry_at = deadline + RETRY_SECONDS
+                    self._retry_at = deadline + BACKOFF_SECONDS
             yield
 
 

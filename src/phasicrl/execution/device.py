@@ -47,7 +47,7 @@ def use_threads(num_threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def apply_torch_settings(plan: Plan) -> Iterator[None]:
+def use_torch_settings(plan: Plan) -> Iterator[None]:
     """Set PyTorch's threads and determinism, and restore both at the end.
 
     Raises:

@@ -30,8 +30,8 @@ class Loss(Protocol[In]):
     """Loss of a gradient step. Equal losses share one compiled step."""
 
     @property
-    def module(self) -> nn.Module:
-        """Module whose parameters are trained."""
+    def agent(self) -> nn.Module:
+        """Agent whose parameters are trained."""
         ...
 
     def __call__(self, samples: In, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,7 +116,7 @@ class CompiledUpdate:
         settings: StepSettings,
     ) -> None:  # fmt: skip
         self._loss, self._settings, self._example = loss, settings, minibatch
-        named = dict(loss.module.named_parameters())
+        named = dict(loss.agent.named_parameters())
         value, _ = loss(minibatch.select(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), gradients, strict=True)
@@ -124,7 +124,7 @@ class CompiledUpdate:
         parameters = list[Tensor](trained.values())
         moments = optimize.get_adam_state(settings.optimizer, parameters)
         self.state = (parameters, *moments)
-        tensors = chain(named.items(), loss.module.named_buffers())
+        tensors = chain(named.items(), loss.agent.named_buffers())
         rest = {name: tensor for name, tensor in tensors if name not in trained}
         self._names = [*trained, *rest]
         self._groups = settings.optimizer.param_groups
@@ -174,11 +174,11 @@ class CompiledUpdate:
             return torch.cat([terms, run_update(*tensors, *gradients)])
 
         if mean is None:
-            call = compiled.compile_for(run_step, flat)
+            call = compiled.compile_for_shapes(run_step, flat)
             return lambda tensors: call(*tensors)
-        first = compiled.compile_for(compute_gradients, flat)
+        first = compiled.compile_for_shapes(compute_gradients, flat)
         zeros = [torch.zeros_like(parameter) for parameter in example.parameters]
-        second = compiled.compile_for(run_update, [*flat, *zeros])
+        second = compiled.compile_for_shapes(run_update, [*flat, *zeros])
 
         def run_step_of_ranks(tensors: list[Tensor]) -> Tensor:
             *gradients, terms = first(*tensors)
@@ -196,7 +196,7 @@ class CompiledUpdate:
             leaves = [parameter.detach().requires_grad_() for parameter in inputs.parameters]
             tensors = dict(zip(self._names, [*leaves, *inputs.rest], strict=True))
             value, terms = compiled.call_with_tensors(
-                self._loss.module,
+                self._loss.agent,
                 tensors,
                 lambda: self._loss(minibatch.select(), *inputs.coefficients),
             )

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
 from phasicrl.models.distributions import Policy
-from phasicrl.models.encoders import ObservationReader, autocast, build_encoder, check_image_range
+from phasicrl.models.encoders import ObservationReader, autocast, build_encoder, check_image_scale
 from phasicrl.models.heads import PolicyHead
 from phasicrl.models.init import Initializer
 from phasicrl.models.memory import Memory, make_memory
@@ -138,7 +138,7 @@ class Agent(nn.Module):
                 raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
 
     def check_images(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
-        """Check that no network reads floats as large as bytes, see `check_image_range`.
+        """Check that no network reads floats as large as bytes, see `check_image_scale`.
 
         Args:
             stored: first observations `[N, …]`; None to check the bounds of the space.
@@ -146,7 +146,7 @@ class Agent(nn.Module):
         obs = None if stored is None else self.reader.layout.unpack(stored)
         for keys in {self.config.policy_obs, self.config.value_obs} if self._checks_images else ():
             space = select_keys(self.reader.layout.space, keys)
-            check_image_range(space, self.config.encoder, obs)
+            check_image_scale(space, self.config.encoder, obs)
 
     @property
     def state_size(self) -> int:

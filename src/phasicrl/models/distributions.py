@@ -16,10 +16,10 @@ from jaxtyping import Float, Int, Num
 from torch import Generator, Tensor
 from torch.nn import functional
 
-POINTS = torch.linspace(-5.5, 5.5, 32, dtype=torch.float64)
-"""Points of the trapezoidal rule of `TanhNormal.entropy`, in standard deviations from the mean."""
-WEIGHTS = (-0.5 * POINTS**2).softmax(0)
-"""Standard normal density at `POINTS`, normalized to a sum of 1."""
+_POINTS = torch.linspace(-5.5, 5.5, 32, dtype=torch.float64)
+TRAPEZOID = _POINTS, (-0.5 * _POINTS**2).softmax(0)
+"""Points of the trapezoidal rule of `TanhNormal.entropy`, in standard deviations from the mean, and
+their weights: the standard normal density, normalized to a sum of 1."""
 
 
 class Distribution:
@@ -131,17 +131,17 @@ class TanhNormal(Normal):
         """
         device, dtype = self.mean.device, self.mean.dtype
         on_cpu = device.type == "cpu"
-        points, weights = (POINTS.to(dtype), WEIGHTS.to(dtype)) if on_cpu else _send(device, dtype)
+        points, weights = [x.to(dtype) for x in TRAPEZOID] if on_cpu else _get_rule(device, dtype)
         u = self.mean.unsqueeze(-1) + self.std.unsqueeze(-1) * points
         return super().entropy() + _log_slope(u) @ weights
 
 
 @functools.cache
-def _send(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Copy `POINTS` and `WEIGHTS` to a device; later calls return the same tensors."""
+def _get_rule(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Copy `TRAPEZOID` to a device; later calls return the same tensors."""
     # A first call in inference mode would make tensors that gradient steps cannot use.
     with torch.inference_mode(False):
-        return POINTS.to(device, dtype), WEIGHTS.to(device, dtype)
+        return [x.to(device, dtype) for x in TRAPEZOID]
 
 
 def _log_slope(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

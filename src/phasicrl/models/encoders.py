@@ -80,7 +80,7 @@ class ImpalaCNN(nn.Module):
             stacks.append(nn.Sequential(first, pool, *blocks))
             height, width, in_channels = (height + 1) // 2, (width + 1) // 2, channels
         self.stacks = nn.Sequential(*stacks)
-        self.dense = Dense(height * width * in_channels, config, init, "relu")
+        self.dense = DenseLayers(height * width * in_channels, config, init, "relu")
         self.num_features = self.dense.num_features
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
@@ -113,7 +113,7 @@ class NatureCNN(nn.Module):
             height, width = ((side - kernel) // stride + 1 for side in (height, width))
             in_channels = channels
         self.convolutions = nn.Sequential(*layers)
-        self.dense = Dense(height * width * in_channels, config, init, "relu")
+        self.dense = DenseLayers(height * width * in_channels, config, init, "relu")
         self.num_features = self.dense.num_features
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
@@ -122,7 +122,7 @@ class NatureCNN(nn.Module):
         return self.dense(self.convolutions(scale_image(obs, self.channels_first)).flatten(1))
 
 
-class Dense(nn.Module):
+class DenseLayers(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and a non-linearity."""
 
     def __init__(
@@ -171,7 +171,7 @@ class PartsEncoder(nn.Module):
         cnns = [CNNS[config.encoder](tuple(x.shape or ()), config, generator) for _, x in images]
         self.images = nn.ModuleList(cnns)
         width = sum(flatdim(part) for _, part in self.numbers)
-        self.dense = Dense(width, config, init, config.activation) if width else None
+        self.dense = DenseLayers(width, config, init, config.activation) if width else None
         networks = [*cnns, self.dense] if self.dense else cnns
         self.num_features = sum(network.num_features for network in networks)
 
@@ -233,7 +233,7 @@ class ObservationReader(nn.Module):
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
-        return _concatenate([_to_rows(get_part(obs, path)).float() for path, _ in self.parts])
+        return _concatenate([_flatten_each(get_part(obs, path)).float() for path, _ in self.parts])
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """Return the observations with their normalized numbers replaced by `numbers`."""
@@ -256,7 +256,7 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
     return PartsEncoder(space, config, generator)
 
 
-def check_image_range(space: gym.Space[Any], encoder: str, obs: Any = None) -> None:
+def check_image_scale(space: gym.Space[Any], encoder: str, obs: Any = None) -> None:
     """Check that no network reads floats as large as bytes, which are not divided by 255.
 
     Args:
@@ -282,7 +282,7 @@ def check_image_range(space: gym.Space[Any], encoder: str, obs: Any = None) -> N
 def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
     """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
     if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-        return _to_rows(obs).float()
+        return _flatten_each(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
     pairs = zip(columns, count_choices(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
@@ -293,7 +293,7 @@ def _concatenate(rows: list[Tensor]) -> Float[Tensor, "N V"]:
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
 
 
-def _to_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
+def _flatten_each(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
     """Flatten each observation to a row; scalars become rows of one number."""
     return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 

@@ -14,7 +14,7 @@ from torch import Generator
 from phasicrl.config import Config, Precision
 from phasicrl.envs.checks import MASK
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.masks import find_fully_blocked, flatten_mask, to_array
+from phasicrl.masks import find_fully_blocked, flatten_mask, to_numeric
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST
@@ -111,7 +111,7 @@ class TrainedAgent:
         """Convert observations and masks to inputs, and return whether they are a batch."""
         if mask is None and isinstance(obs, Mapping):
             mask = obs.get(MASK)
-        arrays, observe = map_leaves(self.observation_space, to_array, obs), self._components or ()
+        arrays, observe = map_leaves(self.observation_space, to_numeric, obs), self._components
         parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
         if any(x is None or (observe and x.shape[-1:] <= (max(observe),)) for x in parts):
             rule = "a whole observation or a batch, which env.reset() and env.step() return first"

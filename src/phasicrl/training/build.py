@@ -28,7 +28,7 @@ from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compiled import has_compiler
-from phasicrl.execution.device import apply_torch_settings, find_device
+from phasicrl.execution.device import find_device, use_torch_settings
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
@@ -287,7 +287,7 @@ def _build_run(
         messages += [f"images are read as {each} (model.image_layout)" for each in sorted(readings)]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
-        resources.enter_context(apply_torch_settings(plan))
+        resources.enter_context(use_torch_settings(plan))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
         _check_directory_is_shared(files, world)
