@@ -109,7 +109,7 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: Levels PolicyKind format_value require_imported_modules
+phasicrl.config: ActionSelection Levels format_value require_imported_modules
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: episode_limit get_gym_maker make_envs
@@ -122,7 +122,7 @@ phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
-phasicrl.system.signals: Signals watch_parent
+phasicrl.system.signals: SignalHandler watch_parent
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run
 phasicrl.training.evaluate: Evaluation SavedAgent

@@ -32,7 +32,7 @@ MinibatchUnit = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
 OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
-PolicyKind = Literal["greedy", "sampled"]
+ActionSelection = Literal["greedy", "sampled"]
 Levels = Literal["unseen", "train"]
 EvaluatedLevels = Literal["unseen", "train", "both"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
@@ -611,7 +611,7 @@ class EvaluationConfig(_Group):
     off."""
     episodes: _PositiveInt = 20
     """Number of episodes per evaluation, with the same seeds each time."""
-    policy: PolicyKind = "greedy"
+    policy: ActionSelection = "greedy"
     """Kind of actions.
     `greedy`: the most likely one.
     `sampled`: a random one."""

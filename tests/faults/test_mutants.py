@@ -43,7 +43,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
      "tests/faults/test_determinism.py -k changed"),
     ("training/run.py", "            self._save_on_exit()\n", "            pass\n",
      "tests/training/test_interruption.py"),
-    ("phases.py", "_penalty(log_prob, proximal_", "_penalty(log_prob, old_", f"{EWMA} fraction"),
+    ("phases.py", "_k2(log_prob, proximal_", "_k2(log_prob, old_", f"{EWMA} fraction"),
     ("phases.py", "_ratios(log_prob, proximal_", "_ratios(log_prob, old_", f"{EWMA} fraction"),
     ("phases.py", STEP + FOLLOW, FOLLOW + STEP, f"{EWMA} average"),
     ("phases.py", "learner.proximal.reset(agent)", "pass", f"{EWMA} average"),

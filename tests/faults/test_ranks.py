@@ -385,7 +385,7 @@ def train_elsewhere(folder: Path) -> None:
     own = folder / os.environ["RANK"]
     own.mkdir()
     os.chdir(own)
-    build.SHARED_SECONDS = 0.3
+    build.FILE_WAIT_SECONDS = 0.3
     with exiting():
         train(small(Path("runs"), "ppo", **{"compute.rank_timeout": 20.0}))
 

@@ -29,11 +29,11 @@ from torch import Tensor
 from phasicrl.config_io import SCHEMA, check_and_pop_schema, fsync_path
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 
-MANIFEST = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
-Chunks = dict[str, Callable[[], dict[str, Tensor]]]
+ChunkMakers = dict[str, Callable[[], dict[str, Tensor]]]
 """Functions that return tensors with a file of their own, by name.
 
 The content of a name never changes, so that the file is linked from the previous checkpoint.
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 def save_checkpoint(
     folder: Path, tree: dict[str, Any], *, env_steps: int, keep: int,
-    aux_epochs: int | None = None, chunks: Chunks | None = None, run_id: str = "",
+    aux_epochs: int | None = None, chunks: ChunkMakers | None = None, run_id: str = "",
     world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
     """Save a checkpoint and delete all but the last `keep`; called by all processes of a run.
@@ -73,7 +73,7 @@ def save_checkpoint(
         env_steps: environment steps of the run so far.
         keep: number of checkpoints to keep.
         aux_epochs: number of finished epochs within an auxiliary phase; None outside.
-        chunks: tensors with a file of their own, see `Chunks`.
+        chunks: tensors with a file of their own, see `ChunkMakers`.
         run_id: id of the run.
         world: processes of the run.
 
@@ -98,7 +98,7 @@ def save_checkpoint(
         with world.sync_errors("saving a checkpoint"):
             if world.is_first:
                 manifest = {"schema": SCHEMA, "run": run_id, "name": name, "files": parts}
-                _write_flushed_json(temporary / MANIFEST, manifest)
+                _write_flushed_json(temporary / MANIFEST_FILE, manifest)
                 fsync_path(temporary)
                 os.replace(temporary, final)
                 fsync_path(folder)
@@ -113,7 +113,7 @@ def save_checkpoint(
 
 
 def _write_part(
-    folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, world: World
+    folder: Path, temporary: Path, tree: dict[str, Any], chunks: ChunkMakers, world: World
 ) -> dict[str, str]:
     """Write the files of one process, and return the SHA-256 of each."""
     previous, known = folder, {}
@@ -126,7 +126,7 @@ def _write_part(
     state = flatten_tree(tree, "", tensors)
     for name, make in {"tensors": lambda: tensors, **chunks}.items():
         file = f"{prefix}{name}.safetensors"
-        if name in chunks and file in known and _link(previous / file, temporary / file):
+        if name in chunks and file in known and _try_link(previous / file, temporary / file):
             digests[file] = known[file]
         else:
             save_tensors(make(), temporary / file)
@@ -213,7 +213,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         ValueError: the manifest is damaged or of another schema, or the directory was renamed.
         OSError: the manifest cannot be read.
     """
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     check_and_pop_schema(manifest)
     if path.name != manifest["name"]:
         raise ValueError(f"folder is {path.name}; expected {manifest['name']}, as saved")
@@ -277,7 +277,7 @@ def _write_flushed_json(path: Path, value: Any) -> None:
     fsync_path(path)
 
 
-def _link(source: Path, target: Path) -> bool:
+def _try_link(source: Path, target: Path) -> bool:
     """Make a hard link; return False if the file system has none."""
     try:
         os.link(source, target)

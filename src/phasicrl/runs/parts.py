@@ -17,7 +17,7 @@ from phasicrl.runs.checkpoint import Part
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.seeding import derive_seed
 
-OLD_POLICY = "old-policy"
+OLD_POLICY_PREFIX = "old-policy"
 """Prefix of the name of the chunk with the policy before an auxiliary phase."""
 
 
@@ -83,6 +83,6 @@ def _local_rows(name: str, parts: list[Tensor], state: dict[str, Any], world: Wo
 
     The tensor is `[B, …]`, or `[K·B, …]` with all K rollouts of a phase.
     """
-    num_rollouts = state["num_filled"] if name.startswith(OLD_POLICY) else 1
+    num_rollouts = state["num_filled"] if name.startswith(OLD_POLICY_PREFIX) else 1
     by_rollout = torch.cat([part.unflatten(0, (num_rollouts, -1)) for part in parts], dim=1)
     return by_rollout[:, world.local_slice(by_rollout.shape[1])].flatten(0, 1)

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 EXIT_PREEMPTED, EXIT_INTERRUPTED = 75, 130
 """Exit codes after SIGTERM ("try again later") and after Ctrl-C."""
-_REPEAT_SECONDS = 0.5
-_TERMINATION = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_DEBOUNCE_SECONDS = 0.5
+_PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def watch_parent(on_parent_exit: Callable[[], object]) -> None:
@@ -55,7 +55,7 @@ def exit_preempted(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def handle_preemption() -> Iterator[None]:
     """Exit with code 75 after signals before and after a run, which handles them itself."""
-    default = [n for n in _TERMINATION if signal.getsignal(n) == signal.SIG_DFL]
+    default = [n for n in _PREEMPTION_SIGNALS if signal.getsignal(n) == signal.SIG_DFL]
     for number in default:
         signal.signal(number, exit_preempted)
     try:
@@ -68,7 +68,7 @@ def handle_preemption() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-class Signals:
+class SignalHandler:
     """Context in which the first signal raises an exception in the main thread.
 
     SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `TerminationRequested`, which
@@ -87,7 +87,7 @@ class Signals:
     def __enter__(self) -> Self:
         """Install the signal handlers, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, *_TERMINATION):
+            for number in (signal.SIGINT, *_PREEMPTION_SIGNALS):
                 before = signal.getsignal(number)
                 if before in (signal.SIG_DFL, signal.default_int_handler, exit_preempted):
                     self._before[number] = signal.signal(number, self._handle)
@@ -112,7 +112,7 @@ class Signals:
         # count too, because the first may have been raised where Python ignores exceptions, such
         # as in a destructor.
         now = time.monotonic()
-        if now - self._raised_at < _REPEAT_SECONDS:
+        if now - self._raised_at < _DEBOUNCE_SECONDS:
             return
         if self._is_ending:
             if number == signal.SIGINT:

@@ -17,7 +17,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.masks import find_fully_blocked, flatten_mask, to_numeric
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
-from phasicrl.runs.checkpoint import MANIFEST
+from phasicrl.runs.checkpoint import MANIFEST_FILE
 from phasicrl.runs.directory import WeightsKind, find_run_or_agent
 from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices, get_part, map_leaves
 from phasicrl.training.build import EvaluationObjects
@@ -159,7 +159,7 @@ def load(
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.
     """
     path = find_run_or_agent(path).path
-    checkpoint = path if (path / MANIFEST).is_file() else None
+    checkpoint = path if (path / MANIFEST_FILE).is_file() else None
     saved = SavedAgent.open(path.absolute().parents[1] if checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:
         network = saved.load_agent(envs, weights, checkpoint=checkpoint)

@@ -42,13 +42,13 @@ from phasicrl.seeding import derive_seed
 from phasicrl.spaces import describe_spaces, is_image, leaves
 from phasicrl.system.machine import num_cores, versions
 from phasicrl.system.provenance import find_commit
-from phasicrl.system.signals import Signals
+from phasicrl.system.signals import SignalHandler
 from phasicrl.training.fused import FusedCollector
 from phasicrl.training.run import Callbacks, OnIteration, Run
 from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights
 
-SHARED_SECONDS = 10.0
+FILE_WAIT_SECONDS = 10.0
 """Maximum time for a new file to appear on all machines of a network file system."""
 
 
@@ -96,7 +96,7 @@ def start_run(
         return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as undo, ExitStack() as resources:  # logs are closed before their removal
-        signals = resources.enter_context(Signals(world.request_end))
+        signals = resources.enter_context(SignalHandler(world.request_end))
 
         def make_directory() -> RunDirectory:
             path = ""
@@ -107,7 +107,7 @@ def start_run(
                     resources.enter_context(closing(RunLock(Path(path))))
             return RunDirectory(Path(world.broadcast_object(path)))
 
-        run, _ = _build_run(config, objects, world, signals, resources, make_directory)
+        run, _ = _build_run(config, objects, world, signals, resources, make_directory, None)
         run.write_card()
         run.take_snapshot()
         if config.checkpoint.is_periodic:  # the first iteration may fail
@@ -145,7 +145,7 @@ def restore_run(
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:
-        signals = resources.enter_context(Signals(world.request_end))
+        signals = resources.enter_context(SignalHandler(world.request_end))
         with world.sync_errors("opening the run directory"):
             if world.is_first:
                 resources.enter_context(closing(RunLock(directory)))
@@ -253,8 +253,8 @@ def _make_envs(
 
 
 def _build_run(
-    config: Config, user: dict[str, Any], world: World, signals: Signals, resources: ExitStack,
-    make_directory: Callable[[], RunDirectory], state: dict[str, Any] | None = None,
+    config: Config, user: dict[str, Any], world: World, signals: SignalHandler,
+    resources: ExitStack, make_directory: Callable[[], RunDirectory], state: dict[str, Any] | None,
 ) -> tuple[Run, str]:  # fmt: skip
     """Make a run; what may reject the configuration is made first.
 
@@ -343,7 +343,7 @@ def _check_directory_is_shared(files: RunDirectory, world: World) -> None:
     """
     marker = files.path / LOCK_FILE
     expected = world.broadcast_object(marker.read_text("utf-8") if world.is_first else "")
-    until = time.monotonic() + SHARED_SECONDS
+    until = time.monotonic() + FILE_WAIT_SECONDS
     while not (marker.is_file() and marker.read_text("utf-8") == expected):
         if time.monotonic() > until:
             raise RankError(

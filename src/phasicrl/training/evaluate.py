@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from phasicrl.config import Config, EvaluatedLevels, Levels, OptionValue, PolicyKind
+from phasicrl.config import ActionSelection, Config, EvaluatedLevels, Levels, OptionValue
 from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
@@ -48,7 +48,7 @@ class Evaluation:
         levels: levels of Procgen.
     """
 
-    policy: PolicyKind
+    policy: ActionSelection
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     levels: Levels = "unseen"
@@ -73,7 +73,7 @@ class Evaluation:
         }
 
 
-def generalization_gaps(results: Sequence[Evaluation]) -> dict[PolicyKind, float]:
+def generalization_gaps(results: Sequence[Evaluation]) -> dict[ActionSelection, float]:
     """Return the mean return on training levels minus that on unseen ones, by policy."""
     unseen = {each.policy: each.mean_return for each in results if each.levels == "unseen"}
     return {
@@ -157,7 +157,7 @@ def evaluate(
     run_dir: Path | str,
     *,
     episodes: int = 100,
-    policies: Sequence[PolicyKind] = ("greedy", "sampled"),
+    policies: Sequence[ActionSelection] = ("greedy", "sampled"),
     env_id: str | None = None,
     env_options: Mapping[str, OptionValue] | None = None,
     levels: EvaluatedLevels = "unseen",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import Config, EnvConfig, EvaluatedLevels, Levels, PolicyKind, Precision
+from phasicrl.config import ActionSelection, Config, EnvConfig, EvaluatedLevels, Levels, Precision
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.envs.protocol import LIMIT_HINT, TimeStep, VectorEnv
 from phasicrl.models.agent import Agent
@@ -78,7 +78,7 @@ class EpisodeTracker:
         self.returns += reward
         self.lengths += 1
 
-    def find_overlong_episodes(self, name: str) -> Tensor:
+    def find_episodes_to_cut(self, name: str) -> Tensor:
         """Return the mask `[B]` of counted episodes of `MAX_EPISODE` steps; warn of long ones."""
         lengths = self.lengths * self.unfinished_envs
         if lengths.max() == LONG_EPISODE:
@@ -98,7 +98,7 @@ class EpisodeTracker:
         self.returns[ended], self.lengths[ended] = 0, 0
 
 
-OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, EpisodeTracker], None]
+OnStep = Callable[[ActionSelection, Policy, Tensor, TimeStep, EpisodeTracker], None]
 """Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
@@ -161,7 +161,7 @@ class AgentInput(NamedTuple):
     action_mask: Tensor | None
 
 
-OnLast = Callable[[Tensor, Tensor], None]
+OnEpisodeEnd = Callable[[Tensor, Tensor], None]
 """Callback when episodes end: observations `[B, …]`, final where one ended, and ends `[B]`."""
 OnChoice = Callable[[AgentInput, Policy, Tensor], None]
 """Callback before each step, with inputs, distributions `[B, 1]` and actions `[B, 1, …]`."""
@@ -171,7 +171,7 @@ Act = Callable[[AgentInput], tuple[Tensor, Tensor]]
 
 def run_episodes(
     act: Act, envs: VectorEnv, state: Tensor, *, episodes: int,
-    on_last: OnLast = lambda obs, ended: None,
+    on_episode_end: OnEpisodeEnd = lambda obs, ended: None,
     on_step: Callable[[TimeStep, EpisodeTracker], None] = lambda step, tracker: None,
 ) -> Episodes:  # fmt: skip
     """Run episodes until every environment has finished its number of episodes.
@@ -184,7 +184,7 @@ def run_episodes(
         envs: new environments.
         state: initial memory state, `[B, H]`.
         episodes: total number of episodes.
-        on_last: callback at the ends of episodes, see `OnLast`.
+        on_episode_end: callback at the ends of episodes, see `OnEpisodeEnd`.
         on_step: callback after every step, with the step and the episodes so far.
     """
     tracker = EpisodeTracker(envs.num_envs, episodes)
@@ -198,13 +198,13 @@ def run_episodes(
             step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})
         tracker.add_rewards(step.reward)
         ended = step.terminated | step.truncated
-        endless = tracker.find_overlong_episodes(envs.name) & ~ended
+        endless = tracker.find_episodes_to_cut(envs.name) & ~ended
         on_step(replace(step, truncated=step.truncated | endless), tracker)
         tracker.finish_episodes(ended | endless, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
-            on_last(last, ended)
+            on_episode_end(last, ended)
         inputs = AgentInput(step.obs, ended, state, _to_cpu(envs.action_mask))
     returns, lengths = zip(*tracker.finished, strict=True)
     return Episodes(returns, lengths)
@@ -242,9 +242,9 @@ def choose_actions(
 
 @torch.inference_mode()
 def run_agent(
-    agent: Agent, envs: VectorEnv, *, episodes: int, policy: PolicyKind, seed: int,
+    agent: Agent, envs: VectorEnv, *, episodes: int, policy: ActionSelection, seed: int,
     on_choice: OnChoice = lambda *_: None, on_step: OnStep | None = None,
-    on_last: OnLast = lambda obs, ended: None, precision: Precision = "fp32",
+    on_episode_end: OnEpisodeEnd = lambda obs, ended: None, precision: Precision = "fp32",
 ) -> Episodes:  # fmt: skip
     """Run episodes of an agent until every environment has finished its number of episodes.
 
@@ -256,7 +256,7 @@ def run_agent(
         seed: seed of sampled actions.
         on_choice: callback before each step, when environments can be rendered, see `OnChoice`.
         on_step: callback after each step, see `OnStep`.
-        on_last: callback at the ends of episodes, see `OnLast`.
+        on_episode_end: callback at the ends of episodes, see `OnEpisodeEnd`.
         precision: precision of the encoders.
     """
     generator = None if policy == "greedy" else Generator().manual_seed(seed)
@@ -270,8 +270,8 @@ def run_agent(
 
     def call_on_step(step: TimeStep, tracker: EpisodeTracker) -> None:
         if on_step is not None:
-            distribution, action = chosen
-            on_step(policy, distribution, action, step, tracker)
+            on_step(policy, chosen[0], chosen[1], step, tracker)
 
     state = agent.initial_state(envs.num_envs)
-    return run_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=call_on_step)
+    return run_episodes(act, envs, state, episodes=episodes, on_episode_end=on_episode_end,
+                        on_step=call_on_step)  # fmt: skip

@@ -26,15 +26,15 @@ from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
 from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_error
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
-from phasicrl.runs.checkpoint import Chunks, hash_tensors, save_checkpoint
+from phasicrl.runs.checkpoint import ChunkMakers, hash_tensors, save_checkpoint
 from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
-from phasicrl.runs.parts import OLD_POLICY, select_state_to_save
+from phasicrl.runs.parts import OLD_POLICY_PREFIX, select_state_to_save
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores, processor, versions
 from phasicrl.system.provenance import find_commit
-from phasicrl.system.signals import Signals
+from phasicrl.system.signals import SignalHandler
 from phasicrl.training.evaluation import LONG_EPISODE
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
@@ -108,7 +108,7 @@ class Run:
 
     def __init__(
         self, config: Config, files: RunDirectory, learner: Learner, collector: Collector,
-        buffer: PhaseBuffer, log: MetricsLog, *, signals: Signals, envs_since: int,
+        buffer: PhaseBuffer, log: MetricsLog, *, signals: SignalHandler, envs_since: int,
         user: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.config, self.files, self.user = config, files, {**user}
@@ -136,7 +136,7 @@ class Run:
         self._signals = signals
         self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, user)
         self._best_return: float | None = None
-        self._snapshot: tuple[dict[str, Any], Chunks] | None = None
+        self._snapshot: tuple[dict[str, Any], ChunkMakers] | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
         self._last_save = -math.inf
@@ -466,18 +466,18 @@ class Run:
         The error gets an attribute `run_directory`.
         """
         self._signals.ignore_further()
-        with self.resources:  # among them `Signals`, which raises Preempted
+        with self.resources:  # among them `SignalHandler`, which raises Preempted
             if error is None:
                 return
             self.world.cancel_end_request()
             if self.world.is_first:
                 vars(error)["run_directory"] = self.directory
                 if isinstance(error, DivergedError):
-                    self._add_divergence_note(error)
+                    self._record_divergence(error)
             self._save_on_exit()
             raise error
 
-    def _add_divergence_note(self, error: DivergedError) -> None:
+    def _record_divergence(self, error: DivergedError) -> None:
         """Add the name of the first non-finite tensor, and mark the run as diverged."""
         rollout = self.buffer.rollout(max(self.buffer.num_filled - 1, 0))
         tensors = {f"weights.{name}": each for name, each in self.agent.state_dict().items()}
@@ -511,13 +511,13 @@ class Run:
             f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}"
         )
 
-    def _buffer_chunks(self) -> Chunks:
+    def _buffer_chunks(self) -> ChunkMakers:
         """Return the phase's rollouts and, in an auxiliary phase, π_old, as unchanging chunks.
 
         Rollouts whose targets were recomputed have other names.
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
-        chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
+        chunks: ChunkMakers = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
         if (progress := self.buffer.progress) is not None:
             chunks[self._old_policy_name] = lambda: {"dist_params": progress.old_dist_params}
         return chunks
@@ -525,7 +525,7 @@ class Run:
     @property
     def _old_policy_name(self) -> str:
         """Name of the chunk with the distribution parameters before the auxiliary phase."""
-        return f"{OLD_POLICY}-{self.learner.phase_number:06d}"
+        return f"{OLD_POLICY_PREFIX}-{self.learner.phase_number:06d}"
 
     def _chunk_name(self, slot: int) -> str:
         """Return the name of a rollout's chunk, unique in the run."""

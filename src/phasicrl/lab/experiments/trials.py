@@ -36,7 +36,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.lab.analysis.curves import extract_points
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import num_cores
-from phasicrl.system.signals import Signals, watch_parent
+from phasicrl.system.signals import SignalHandler, watch_parent
 from phasicrl.training.build import make_agent
 
 Item = TypeVar("Item")
@@ -187,7 +187,7 @@ def run_in_processes(
     running: dict[Any, tuple[Item, Any]] = {}
     # Raised by the loop, since an exception inside a destructor would be lost.
     received: list[BaseException] = []
-    with Signals(lambda error: received.append(error) is None) as signals:
+    with SignalHandler(lambda error: received.append(error) is None) as signals:
         try:
             while not received:
                 for item in itertools.islice(waiting, jobs - len(running)):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.config import Levels, PolicyKind
+from phasicrl.config import ActionSelection, Levels
 from phasicrl.envs.checks import convert_errors
 from phasicrl.envs.make import get_gym_maker
 from phasicrl.lab.film.overlay import Overlay
@@ -39,8 +39,8 @@ GetImages = Callable[[np.ndarray, np.ndarray], np.ndarray]
 @torch.inference_mode()
 def film_episodes(
     saved: SavedAgent, load_agent: Callable[[Any], Agent], output: Path, *, num_envs: int = 1,
-    episodes: int = 1, policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0,
-    fps: int = 15, size: int = 512, overlay: bool = False,
+    episodes: int = 1, policy: ActionSelection = "sampled", levels: Levels = "unseen",
+    seed: int = 0, fps: int = 15, size: int = 512, overlay: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Record a video of evaluation episodes, and return their results.
 
@@ -89,8 +89,8 @@ def film_episodes(
             returns.copy_(step[-1].returns)
 
         played = run_agent(
-            agent, envs, episodes=episodes, policy=policy, seed=seed,
-            on_choice=film_step, on_step=update_returns, on_last=write_frame, precision=precision,
+            agent, envs, episodes=episodes, policy=policy, seed=seed, precision=precision,
+            on_choice=film_step, on_step=update_returns, on_episode_end=write_frame,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phasicrl import Config
-from phasicrl.config import Levels, PolicyKind
+from phasicrl.config import ActionSelection, Levels
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
@@ -41,8 +41,9 @@ class StepTable:
         self._rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)  # of open episodes
 
     def add(
-        self, levels: Levels, kind: PolicyKind, policy: Any, action: Tensor, step: Any, tracker: Any
-    ) -> None:
+        self, levels: Levels, kind: ActionSelection, policy: Any, action: Tensor,
+        step: Any, tracker: Any,
+    ) -> None:  # fmt: skip
         """Add one step of B environments.
 
         Args:
@@ -65,9 +66,8 @@ class StepTable:
             "entropy": policy.entropy().flatten().tolist(),
         }
         for name, values in (("std", policy.stds), ("mean", policy.mode()), ("action", action)):
-            if values is not None:
-                parts = values.reshape(num_envs, -1).T.tolist()
-                columns |= {f"{name}_{k}": part for k, part in enumerate(parts)}
+            parts = [] if values is None else values.reshape(num_envs, -1).T.tolist()
+            columns |= {f"{name}_{k}": part for k, part in enumerate(parts)}
         if not self._has_head:
             self._writer.writerow(columns)
             self._has_head = True
@@ -126,7 +126,7 @@ class Recorder:
             try:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
-                self._log.write_episode(path, env_steps=env_steps)
+                self._log.write_episode_steps(path, env_steps=env_steps)
             except OSError as error:
                 self._log.show_message(f"warning: no table of steps: {error}")
         if not self._films:

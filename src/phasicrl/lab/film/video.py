@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from phasicrl.config import Levels, PolicyKind
+from phasicrl.config import ActionSelection, Levels
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.training.evaluate import Evaluation, SavedAgent
@@ -14,7 +14,7 @@ from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 def film(
     run_dir: Path | str, *, output: Path | None = None, num_envs: int = 1, episodes: int = 3,
-    policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0, fps: int = 15,
+    policy: ActionSelection = "sampled", levels: Levels = "unseen", seed: int = 0, fps: int = 15,
     size: int = 512, overlay: bool = False, weights: WeightsKind = "last", **user_objects: Any,
 ) -> tuple[Path, Evaluation]:  # fmt: skip
     """Record a video of the agent of a run, and return its path and episodes.
