@@ -150,7 +150,11 @@ class World:
         self._raise_request([request for _, request in answers])
 
     def check_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Check that the values in a description of `what` are equal on all ranks.
+        """Check that `describe()`, values by name, is equal on all ranks.
+
+        Args:
+            what: name of what is compared, for the message.
+            describe: function that returns the values; not called in a run of one process.
 
         Raises:
             RankError: a value differs; the message lists all.

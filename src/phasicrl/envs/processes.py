@@ -67,7 +67,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask all processes to close; kill those still alive after `CLOSE_SECONDS`.
 
-        With `terminate`, kill them at once; `timeout` has no effect.
+        With `terminate`, kill them at once. `timeout` has no effect in either case.
         """
         end = time.monotonic() + (0 if terminate else CLOSE_SECONDS)
         for pipe in self.parent_pipes:

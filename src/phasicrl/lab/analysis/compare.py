@@ -206,7 +206,7 @@ def compare_curves(
     if at_steps is not None and at_steps < 1:
         raise ValueError(f"at_steps is {at_steps}; expected at least 1")
     results: list[TaskResult] = []
-    scaled = [_convert_units(curve, units) for curve in curves]
+    scaled = [_normalize_returns(curve, units) for curve in curves]
     for task in dict.fromkeys(curve.task for curve in curves):
         task_curves = [curve for curve in scaled if curve.task == task]
         end = min(task_curves, key=lambda curve: curve.steps[-1])
@@ -270,7 +270,7 @@ def _score_runs(curve: Curve, at: float) -> Array:
     return np.array([np.interp(at, curve.steps, run) for run in curve.runs])
 
 
-def _convert_units(curve: Curve, units: ScoreUnits) -> Curve:
+def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
     """Convert a curve to units of its task.
 
     Raises:
