@@ -29,7 +29,7 @@ LIMITS = {
     "largest other file": 375,
     "tests": 19_986,
     "benchmarks + tools": 4_675,
-    "words of docs": 24_257,
+    "words of docs": 24_362,
     "lines of README": 120,
 }
 
