@@ -164,7 +164,7 @@ def test_other_steps_than_whole_episodes_do_not_count(tmp_path: Path, norm: Any)
     samples, record = compute_targets(rollout, rollout.reward, config.ppo)
     normalized = phases.normalize_minibatches(samples, torch.arange(96), config.ppo)
     ended = rollout.terminated | rollout.truncated
-    counts = returns.early_episode_mask(rollout.first, ended).flatten()
+    counts = returns.mark_early_episodes(rollout.first, ended).flatten()
     assert 0.2 < counts.float().mean() < 0.9
     assert record["charts/learned_fraction"] == pytest.approx(counts.float().mean().item())
     # The judge: those steps alone, without weights.
@@ -439,7 +439,7 @@ def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
                       minibatch_by="transitions")  # fmt: skip
     run = open_run(replace(config, value_norm=VALUE_NORM))
     rollout = run.collect(run.buffer.next_rollout())
-    counts = returns.early_episode_mask(rollout.first, rollout.terminated | rollout.truncated)
+    counts = returns.mark_early_episodes(rollout.first, rollout.terminated | rollout.truncated)
     policy_phase(run.learner, rollout)
     assert run.agent.value_normalizer is not None
     count = run.agent.value_normalizer.state_dict()["moments.count"]

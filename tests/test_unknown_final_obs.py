@@ -17,7 +17,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.normalize import EmaMoments
 from phasicrl.phases import AuxiliaryLoss, compute_targets, recompute_values
-from phasicrl.returns import early_episode_mask
+from phasicrl.returns import mark_early_episodes
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -216,7 +216,7 @@ def test_whole_episodes_leave_out_unknown_steps_too() -> None:
     ppo = dataclasses.replace(PPO, collect_by="episodes", max_episodes=None)
     rollout = collect().rollout(0)
     flags = rollout.first, rollout.terminated | rollout.truncated
-    whole = early_episode_mask(*flags)
+    whole = mark_early_episodes(*flags)
     samples, _ = compute_targets(rollout, rollout.reward, ppo)
     assert samples.weight is not None and rollout.weight is not None
     unknown = whole & (rollout.weight == 0)

@@ -184,10 +184,11 @@ SYNONYMS = {name: path for name, _, path in (pair.partition("=") for pair in _SY
 """Paths of options by their names in other trainers."""
 
 
-def suggest_name(given: str, known: Iterable[str]) -> str:
+def suggest_name(given: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
     """Return a hint for a wrong name: ` (did you mean 'bigfish'?)`; empty without one.
 
-    Suggests what other trainers call so, else names that end or begin so, else the nearest one.
+    Suggests what other trainers call so, else names that end or begin so, else the nearest one, as
+    `shown` spells them.
     """
     names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
     word = given.lower().lstrip("-").replace("-", "_")
@@ -196,7 +197,9 @@ def suggest_name(given: str, known: Iterable[str]) -> str:
     near = near or [name for name in names if f".{name}".endswith(f".{end}")][:1]
     near = near or sorted((name for name in names if name.startswith(word)), key=len)[:2]
     near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f" (did you mean {' or '.join(repr(names[name]) for name in near)}?)" if near else ""
+    found = [names[name] for name in near]
+    texts = [repr(shown[name] if shown else name) for name in found]
+    return f" (did you mean {' or '.join(texts)}?)" if near else ""
 
 
 @functools.cache

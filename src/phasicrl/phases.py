@@ -203,7 +203,7 @@ def compute_targets(
     mask = None if rollout.weight is None else world.all_gather_cat(rollout.weight) > 0
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
-        whole = returns.early_episode_mask(*flags, max_episodes=ppo.max_episodes)
+        whole = returns.mark_early_episodes(*flags, max_episodes=ppo.max_episodes)
         mask = whole if mask is None else whole & mask
     if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())

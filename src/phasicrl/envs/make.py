@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import importlib.util
-import re
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
@@ -158,9 +157,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
     ids = {each: f"{key}:{each}" for key in (*names, prefix) for each in names.get(key, ())}
-    near = suggest_name(bare.replace("NoFrameskip", ""), ids)
-    if prefix and not module:  # the name may be one of another back end
-        near = re.sub("'(.*?)'", lambda found: repr(ids[found[1]]), near)
+    has_backend = prefix and not module  # the name may be one of another back end
+    near = suggest_name(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
     has_envpool = "envpool" in names or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(

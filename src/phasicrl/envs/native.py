@@ -55,11 +55,11 @@ def load_qt() -> str:
     folder = find_qt_folder()
     if folder is None:
         raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
-    load_qt_with_stand_ins(folder)
+    load_qt_from_wheel(folder)
     return "wheel"
 
 
-def load_qt_with_stand_ins(folder: Path, *, force: bool = False) -> None:
+def load_qt_from_wheel(folder: Path, *, force: bool = False) -> None:
     """Load the wheel's Qt from a folder, with stand-ins for absent libraries.
 
     Args:

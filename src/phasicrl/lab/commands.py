@@ -156,9 +156,9 @@ def _run_sweep(words: list[str]) -> None:
 
 def _sweep_status(words: list[str]) -> None:
     """Show state, steps and last return of trials, and the best one of a search."""
-    from phasicrl.lab.sweeps.sweep import get_status
+    from phasicrl.lab.sweeps.sweep import get_trial_statuses
 
-    statuses = cli.parse_and_call(get_status, "sweep status", words)
+    statuses = cli.parse_and_call(get_trial_statuses, "sweep status", words)
     has_envs = len({each.env for each in statuses}) > 1
     title = statuses[0].shared + ("" if has_envs else f" on {statuses[0].env}")
     rows = [

@@ -17,7 +17,13 @@ from phasicrl.config import Config, EnvConfig, EvaluationConfig, LogConfig
 from phasicrl.lab.export import package as package_module
 from phasicrl.lab.export.export import play_exported
 from phasicrl.lab.export.hub import pull, push
-from phasicrl.lab.export.package import EVENTS_FILE, FILES, HASHES_FILE, check_package, release
+from phasicrl.lab.export.package import (
+    EVENTS_FILE,
+    HASHES_FILE,
+    PACKAGE_FILES,
+    check_package,
+    release,
+)
 from phasicrl.runs.checkpoint import hash_file
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.evaluate import Evaluation, evaluate
@@ -39,7 +45,7 @@ def package(run: Path, tmp_path: Path) -> Path:
 def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path: Path) -> None:
     (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
     assert made.path == tmp_path / "out" / "tiny-corridor-s3"
-    files = {*FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
+    files = {*PACKAGE_FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
     assert {entry.name for entry in made.path.iterdir()} == files
     assert RunDirectory(made.path).metrics() == RunDirectory(run).metrics()
     wanted = evaluate(run, episodes=4, make_env=corridor)
@@ -189,7 +195,9 @@ def test_a_pushed_package_is_pulled_and_checked(
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     names = push(package, "me/agent", dry_run=True)
-    assert set(names) == {*FILES, HASHES_FILE} - {"policy.onnx", EVENTS_FILE} and not hub.made
+    assert (
+        set(names) == {*PACKAGE_FILES, HASHES_FILE} - {"policy.onnx", EVENTS_FILE} and not hub.made
+    )
     assert push(package, "me/agent", private=True) == names and hub.made == [("me/agent", True)]
     (tmp_path / "hub/me/agent/evil.py").write_text("1")  # is not fetched
     (tmp_path / "hub/me/agent/policy.onnx").write_text("1")  # of a package before

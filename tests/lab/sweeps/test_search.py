@@ -65,7 +65,7 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert made == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH_FILE
     assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
-    found = [(status.id, status.state) for status in sweep.get_status(tmp_path / "search")]
+    found = [(status.id, status.state) for status in sweep.get_trial_statuses(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
     with pytest.raises(ValueError, match="with another sweep"):
         module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
@@ -137,7 +137,9 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
             others = [t.intermediate_values[steps[-1]] for t in study.trials[: trial.number]
                       if steps[-1] in t.intermediate_values]  # fmt: skip
             assert reported[steps[-1]] < sorted(others)[len(others) // 2]
-    scores = [status.score for status in sweep.get_status(folder) if status.state == "complete"]
+    scores = [
+        status.score for status in sweep.get_trial_statuses(folder) if status.state == "complete"
+    ]
     assert max(filter(None, scores)) == study.best_value
 
 
@@ -250,7 +252,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search, 6)
     sweep.run_sweep(folder)
-    states = {status.id: status.state for status in sweep.get_status(folder)}
+    states = {status.id: status.state for status in sweep.get_trial_statuses(folder)}
     assert {*states.values()} == {"complete", "fail"}
     complete = [trial for trial, state in states.items() if state == "complete"]
     assert stops == [(1, 384), (2, 384), (1, 768), (2, 768)] * len(complete)

@@ -45,7 +45,7 @@ def written(folder: Path, *configs: Config) -> Path:
 
 def states(folder: Path) -> list[str]:
     """Return the state of each trial."""
-    return [status.state for status in sweep.get_status(folder)]
+    return [status.state for status in sweep.get_trial_statuses(folder)]
 
 
 def three(tmp_path: Path) -> Path:
@@ -144,7 +144,7 @@ def test_finished_and_running_trials_are_skipped(tmp_path: Path) -> None:
     before = sorted((folder / "0").rglob("*"))
     sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
     assert ended[2:] == [("1 (tiny)", "done")] and sorted((folder / "0").rglob("*")) == before
-    for status in sweep.get_status(folder):
+    for status in sweep.get_trial_statuses(folder):
         (run,) = (folder / status.id / "runs").iterdir()
         assert status.env_steps == 128
         assert status.return_100 == RunDirectory(run).metrics(trials.RETURN)[-1][trials.RETURN]
@@ -184,7 +184,7 @@ def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trials, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(folder)
-    first, _ = sweep.get_status(folder)
+    first, _ = sweep.get_trial_statuses(folder)
     assert (first.state, first.env_steps) == ("stopped", 576)
     monkeypatch.setattr(trials, "train", plain)
     sweep.run_sweep(folder)
@@ -244,12 +244,12 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
     (trial,) = sweep.list_trials(folder)
     grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome("done"))
-    (status,) = sweep.get_status(folder)
+    (status,) = sweep.get_trial_statuses(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
     assert status.shared == "classic-ppo, clip 0.1"
     more = values(tmp_path, ppo__clip=[0.1, 0.3])
     sweep.make_sweep(folder, ["classic-ppo"], values=more, seeds=(1,))
-    statuses = sweep.get_status(folder)
+    statuses = sweep.get_trial_statuses(folder)
     assert {status.arm for status in statuses} == {"clip 0.1", "clip 0.3"}
     assert {status.shared for status in statuses} == {"classic-ppo"}
     assert main(["sweep", "status", str(folder)]) == 0

@@ -57,7 +57,7 @@ class LoadedPolicy(NamedTuple):
         return dict(zip(self.metadata["outputs"], self.run(inputs), strict=True))
 
 
-class Export(NamedTuple):
+class ExportedPolicy(NamedTuple):
     """Result of an export: the file, and how its outputs compare with the agent's.
 
     Attributes:
@@ -77,7 +77,7 @@ class Export(NamedTuple):
 def export_policy(
     run_dir: Path | str, *, format: Format = "onnx", output: Path | None = None,
     weights: WeightsKind = "last", observations: int = 1_000, **user_objects: Any,
-) -> Export:  # fmt: skip
+) -> ExportedPolicy:  # fmt: skip
     """Write the policy of a run as a file that other tools can run.
 
     The file includes normalization, masks, memory and the conversion of actions; `PolicyGraph`
@@ -130,7 +130,7 @@ def export_policy(
             os.replace(temporary, output)
         finally:
             temporary.unlink(missing_ok=True)
-    return Export(output, metadata, num_envs * len(samples), difference)
+    return ExportedPolicy(output, metadata, num_envs * len(samples), difference)
 
 
 def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from phasicrl.lab.export.package import FILES, HASHES_FILE, check_package
+from phasicrl.lab.export.package import HASHES_FILE, PACKAGE_FILES, check_package
 from phasicrl.system.machine import import_optional
 
 
@@ -39,7 +39,7 @@ def push(
         api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
             repo_id=repository, folder_path=str(package), allow_patterns=names,
-            delete_patterns=[name for name in FILES if name not in names],
+            delete_patterns=[name for name in PACKAGE_FILES if name not in names],
             commit_message="Upload a package of phasicrl",
         )  # fmt: skip
     return names
@@ -69,7 +69,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         downloaded = Path(folder) / "downloaded"
         hub.snapshot_download(
             repository, revision=revision, local_dir=str(downloaded),
-            allow_patterns=[*FILES, HASHES_FILE],
+            allow_patterns=[*PACKAGE_FILES, HASHES_FILE],
         )  # fmt: skip
         shutil.rmtree(downloaded / ".cache")  # of the client
         try:

@@ -25,9 +25,9 @@ from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
-NEEDED = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)
+REQUIRED_FILES = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "training.tfevents"
-FILES = (*NEEDED, METRICS_FILE, EVENTS_FILE, "policy.onnx")
+PACKAGE_FILES = (*REQUIRED_FILES, METRICS_FILE, EVENTS_FILE, "policy.onnx")
 """Possible files of a package, besides the list of their hashes."""
 _CARD_FIELDS = (
     "seed", "own", "env_steps", "seconds", "environment", "spaces", "plan", "versions", "commit"
@@ -130,7 +130,7 @@ def _write_pages(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     write_json(folder / EVALUATION_FILE, content)
     text = format_model_card(files.config, files.card, evaluations)
     (folder / PAGE_FILE).write_text(text, encoding="utf-8")
-    names = [name for name in FILES if (folder / name).is_file()]
+    names = [name for name in PACKAGE_FILES if (folder / name).is_file()]
     hashes = "".join(f"{hash_file(folder / name)}  {name}\n" for name in names)
     (folder / HASHES_FILE).write_text(hashes)
 
@@ -145,7 +145,7 @@ def check_package(path: Path) -> list[str]:
         raise ValueError(f"{path} has no {HASHES_FILE}; expected a package of `phasicrl release`")
     pairs = [line.split() for line in (path / HASHES_FILE).read_text().splitlines()]
     listed = {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
-    if len(listed) < len(pairs) or not set(NEEDED) <= set(listed) <= set(FILES):
+    if len(listed) < len(pairs) or not set(REQUIRED_FILES) <= set(listed) <= set(PACKAGE_FILES):
         raise ValueError(f"{path / HASHES_FILE} is damaged; expected hashes of a package's files")
     present = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     if others := sorted(present ^ {*listed, HASHES_FILE}):

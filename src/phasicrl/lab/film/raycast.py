@@ -42,7 +42,7 @@ class RayCamera:
         down, right = np.meshgrid(*[(np.arange(size) + 0.5) / size * 2 - 1] * 2, indexing="ij")
         self._right, self._up, self._size = right.ravel(), -down.ravel(), size
         self._planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-        self._colors = np.stack([self._compute_color(geom) for geom in range(model.ngeom)])
+        self._colors = np.stack([self._compute_shape_color(geom) for geom in range(model.ngeom)])
 
     def draw(self) -> np.ndarray:
         """Draw the current scene, `[size, size, 3]` uint8."""
@@ -56,7 +56,7 @@ class RayCamera:
         point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
         return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
 
-    def _compute_color(self, geom: int) -> np.ndarray:
+    def _compute_shape_color(self, geom: int) -> np.ndarray:
         """Return the color of a shape, 0 to 255, times the mean of the material's texture.
 
         A shape without a color has its material's.

@@ -131,7 +131,7 @@ def run_sweep(
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
     else:
         outcomes = _run_on_ray(unfinished, ray[0] if ray else "auto", cpus, gpus)
-    arms = {status.id: status.arm for status in get_status(directory)}
+    arms = {status.id: status.arm for status in get_trial_statuses(directory)}
     for folder, state in trials.yield_successes(outcomes):
         on_trial(f"{folder.name} ({arms[folder.name]})", state)
 
@@ -218,7 +218,7 @@ class TrialStatus(NamedTuple):
     shared: str
 
 
-def get_status(directory: Path) -> list[TrialStatus]:
+def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     """Return state, steps and last return of each trial in a sweep.
 
     Args:
