@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -438,7 +436,9 @@ def test_processes_that_draw_alike_are_a_warning(tmp_path: Path, draws_from: str
         play(tmp_path, make_env, **{"env.vectorization": "async", "total_env_steps": 32})
 
 
-def test_the_folder_of_a_sweep_is_taken_where_runs_are(tmp_path: Path) -> None:
+def test_the_folder_of_a_sweep_is_taken_where_runs_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = {
         "ppo.clip": [0.1, 0.2],
         "env.id": ["gymnasium:CartPole-v1"],
@@ -447,11 +447,10 @@ def test_the_folder_of_a_sweep_is_taken_where_runs_are(tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text(json.dumps(values))
 
     def call(*words: str) -> str:
-        command = [sys.executable, "-m", "phasicrl", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
+        assert cli.main([*words]) == 0
+        return "".join(capsys.readouterr())
 
+    monkeypatch.chdir(tmp_path)
     call("sweep", "make", "sweep", "classic-ppo", "--values", "v.json", "--seeds", "1")
     call("sweep", "run", "sweep")
     assert "clip 0.1" in call("compare", "sweep")

@@ -96,6 +96,11 @@ REACHER = "reacher-ppo --total-env-steps 100_000"
 def read(name: str) -> list[Row]:
     """Return the rows of a result file, compressed or not."""
     (path,) = RESULTS.glob(f"{name}.csv*")
+    return _read_table(path)
+
+
+@cache
+def _read_table(path: Path) -> list[Row]:
     return ResultTable(path, ()).read()
 
 
@@ -254,14 +259,20 @@ def suite_runs(name: str) -> dict[tuple[str, str], list[Row]]:
 
     Two arms are the same configuration if the curves of all seeds that both have are equal.
     """
-    suites, runs = _suites(RESULTS / "suites"), dict[tuple[str, str], list[Row]]()
+    return _suite_runs(RESULTS / "suites", name)
+
+
+@cache
+def _suite_runs(folder: Path, name: str) -> dict[tuple[str, str], list[Row]]:
+    suites, runs = _suites(folder), dict[tuple[str, str], list[Row]]()
     for (task, arm, budget), own in suites[name].items():
         by_seed = {row["seed"]: row for row in own}
         for other in suites.values():
             for (its_task, _, its_budget), rows in other.items():
+                if (its_task, its_budget) != (task, budget):
+                    continue
                 common = [row for row in rows if row["seed"] in by_seed]
-                same = all(row["curve"] == by_seed[row["seed"]]["curve"] for row in common)
-                if (its_task, its_budget) == (task, budget) and common and same:
+                if common and all(row["curve"] == by_seed[row["seed"]]["curve"] for row in common):
                     by_seed = {row["seed"]: row for row in rows} | by_seed
         runs[arm, task] = list(by_seed.values())
     return runs
