@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from phasicrl.config import Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.execution.compiled import TensorFunction, compile_for_gpu, compile_inference
-from phasicrl.execution.core_lock import CoreLock
 from phasicrl.execution.plan import Phase, Plan
 from phasicrl.execution.step import CompiledUpdate, Loss, StepMetrics, StepSettings, clip_and_step_
+from phasicrl.execution.turn_lock import TurnLock
 from phasicrl.rollout import Minibatch, Samples
 
 S = TypeVar("S", bound=Samples)
@@ -41,7 +41,7 @@ class Executor:
     ) -> None:  # fmt: skip
         self.plan, self.world, self.log = plan, world, log
         self.device = torch.device(plan.device)
-        self.take_turn = CoreLock().take_turn if plan.take_turns else nullcontext
+        self.take_turn = TurnLock().take_turn if plan.take_turns else nullcontext
         self._compiled_steps: dict[Hashable, CompiledUpdate | None] = {}
         self._compiled_calls: dict[Hashable, TensorFunction | None] = {}
 

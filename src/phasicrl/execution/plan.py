@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         device: `cpu`, `cuda:0`.
         num_threads: PyTorch threads on a CPU.
-        take_turns: whether runs on the same cores compute alternately, see `CoreLock`.
+        take_turns: whether runs on the same cores compute alternately, see `TurnLock`.
         precision: precision of the encoders, by phase.
         micro_batch: images in a micro-batch, by phase; None for whole minibatches.
         compiled: whether acting, steps of pure simulators, and gradient steps without micro-batches

@@ -160,7 +160,7 @@ def _sweep_status(words: list[str]) -> None:
 
     statuses = cli.parse_and_call(get_trial_statuses, "sweep status", words)
     has_envs = len({each.env for each in statuses}) > 1
-    title = statuses[0].shared + ("" if has_envs else f" on {statuses[0].env}")
+    title = statuses[0].shared_settings + ("" if has_envs else f" on {statuses[0].env}")
     rows = [
         (each.id, each.arm, *[each.env] * has_envs, each.state, f"{each.env_steps:,}",
          "–" if each.return_100 is None else f"{each.return_100:.4g}")

@@ -246,12 +246,12 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome("done"))
     (status,) = sweep.get_trial_statuses(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
-    assert status.shared == "classic-ppo, clip 0.1"
+    assert status.shared_settings == "classic-ppo, clip 0.1"
     more = values(tmp_path, ppo__clip=[0.1, 0.3])
     sweep.make_sweep(folder, ["classic-ppo"], values=more, seeds=(1,))
     statuses = sweep.get_trial_statuses(folder)
     assert {status.arm for status in statuses} == {"clip 0.1", "clip 0.3"}
-    assert {status.shared for status in statuses} == {"classic-ppo"}
+    assert {status.shared_settings for status in statuses} == {"classic-ppo"}
     assert main(["sweep", "status", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("clip 0.1") == shown.count("clip 0.3") == 1

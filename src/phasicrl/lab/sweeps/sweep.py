@@ -205,7 +205,7 @@ class TrialStatus(NamedTuple):
         env_steps: environment steps of its runs so far.
         return_100: last mean return of 100 episodes, averaged over its runs; None without one.
         score: score of its outcome.
-        shared: name of the preset and settings that all trials share.
+        shared_settings: name of the preset and settings that all trials share.
     """
 
     id: str
@@ -215,7 +215,7 @@ class TrialStatus(NamedTuple):
     env_steps: int
     return_100: float | None
     score: float | None
-    shared: str
+    shared_settings: str
 
 
 def get_trial_statuses(directory: Path) -> list[TrialStatus]:

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS, BACKOFF_SECONDS = 2.0, 30.0
 """Maximum wait for the lock, and time without locking after a wait that long."""
 
 
-class CoreLock:
+class TurnLock:
     """Lock that one of this user's runs on the same cores holds while it computes.
 
     The computing run locks the file `now`, and the first waiting run the file `next`, so that no

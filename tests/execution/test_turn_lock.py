@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from phasicrl.execution import core_lock
-from phasicrl.execution.core_lock import BACKOFF_SECONDS, TIMEOUT_SECONDS, CoreLock
+from phasicrl.execution import turn_lock
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
+from phasicrl.execution.turn_lock import BACKOFF_SECONDS, TIMEOUT_SECONDS, TurnLock
 from tests.faults.harness import wait_for
 from tests.helpers import Clock
 
@@ -21,15 +21,15 @@ from tests.helpers import Clock
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(core_lock, "time", SimpleNamespace(monotonic=clock, sleep=clock.wait))
+    monkeypatch.setattr(turn_lock, "time", SimpleNamespace(monotonic=clock, sleep=clock.wait))
     return clock
 
 
 def test_one_at_a_time_and_none_twice_before_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_lock, "TIMEOUT_SECONDS", 1000.0)
-    mine, other, order = CoreLock(tmp_path), CoreLock(tmp_path), []
+    monkeypatch.setattr(turn_lock, "TIMEOUT_SECONDS", 1000.0)
+    mine, other, order = TurnLock(tmp_path), TurnLock(tmp_path), []
 
     def compute_once() -> None:
         with other.take_turn():
@@ -58,9 +58,9 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(
 def test_a_run_stopped_in_its_turn_delays_others_two_seconds_of_every_thirty(
     tmp_path: Path, clock: Clock
 ) -> None:
-    stopped, mine, third = CoreLock(tmp_path), CoreLock(tmp_path), CoreLock(tmp_path)
+    stopped, mine, third = TurnLock(tmp_path), TurnLock(tmp_path), TurnLock(tmp_path)
 
-    def seconds(waiting: CoreLock) -> float:
+    def seconds(waiting: TurnLock) -> float:
         start = clock.now
         with waiting.take_turn():
             return clock.now - start
@@ -83,7 +83,7 @@ def test_without_a_folder_of_its_user_no_run_waits(
     (tmp_path / "file").touch()
     monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
     for folder in (tmp_path / "file", tmp_path):
-        first, second = CoreLock(folder), CoreLock(folder)
+        first, second = TurnLock(folder), TurnLock(folder)
         start = clock.now
         with first.take_turn(), second.take_turn():
             assert clock.now == start
@@ -91,4 +91,4 @@ def test_without_a_folder_of_its_user_no_run_waits(
 
 def test_a_run_takes_turns_if_its_plan_says_so() -> None:
     assert Executor(Plan()).take_turn is nullcontext
-    assert isinstance(Executor(Plan(take_turns=True)).take_turn.__self__, CoreLock)  # type: ignore
+    assert isinstance(Executor(Plan(take_turns=True)).take_turn.__self__, TurnLock)  # type: ignore
