@@ -31,7 +31,7 @@ Points: TypeAlias = tuple[Array, Array]
 """Steps and values of one run."""
 ONE_NUMBER_NOTE = "one number"
 """Beginning of the value note of published results without learning curves."""
-INTERVAL = "95 % bootstrap interval of the mean"
+INTERVAL_NOTE = "95 % bootstrap interval of the mean"
 _MAX_POINTS = 1_000
 _MAX_CUT = 0.1
 """Largest fraction of the longest run that a curve may lack without a warning."""
@@ -93,7 +93,7 @@ class Curve:
         if self.edges is not None:
             return "low to high"
         if len(self.runs) > 2 and not self.published and np.isfinite(self.runs).all():
-            return INTERVAL
+            return INTERVAL_NOTE
         return "minimum to maximum" if len(self.runs) > 1 else ""
 
     @cached_property
@@ -101,7 +101,7 @@ class Curve:
         """Lower and upper edge of the shaded band at each step."""
         if self.edges is not None:
             return self.edges
-        if self.band_description == INTERVAL:
+        if self.band_description == INTERVAL_NOTE:
             return bootstrap_band(self.runs)
         return self.runs.min(axis=0), self.runs.max(axis=0)
 
