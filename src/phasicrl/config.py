@@ -753,7 +753,7 @@ class Config(_Group):
 
     @property
     def reward_gamma(self) -> float:
-        """Discount factor of the reward normalizer's running return."""
+        """Discount factor of the running return: `reward_norm.gamma`, by default `ppo.gamma`."""
         return self.ppo.gamma if self.reward_norm.gamma is None else self.reward_norm.gamma
 
     def with_updates(self, changes: Mapping[str, Any]) -> Config:

@@ -40,7 +40,7 @@ class Preset:
 
 # PPG on Procgen with OPPG's settings: no clipping of gradients and values, Adam's ε 1e-8,
 # minibatches of segments. All published Procgen results treat time limits as terminations, so that
-# bootstrap_truncation is off. Presets without `-paper` differ from the publication: easy levels, 64
+# bootstrap_truncation is off. All but `-ppg-paper` and `-ppo-paper` differ from it: easy levels, 64
 # environments, 25M steps as on CleanRL's page, and rewards normalized with the algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
@@ -64,7 +64,7 @@ _TO_PPO = {
     "model.value_path": "shared", "ppo.policy_epochs": 3, "ppo.value_epochs": 3, "aux.epochs": 0
 }  # fmt: skip
 _PPO = _PPG.with_updates({"name": "procgen-ppo", **_TO_PPO})
-_PPG_PAPER_PPO = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
+_PPO_PAPER = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
 
 
 # Generalization from few levels to all: protocols of the Procgen paper, with evaluations of sampled
@@ -337,10 +337,10 @@ PRESETS: dict[str, Preset] = {
                f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY_NOTE}", "procgen-ppg"),
         Preset(_PPO, "PPO on Procgen easy: 64 envs, 25M",
                f"{_OPPG_SOURCE}, README's PPO command; {_EASY_NOTE}", "procgen-ppg"),
-        Preset(_PPG_PAPER_PPO, "PPO as published: hard, 256 envs, 100M",
+        Preset(_PPO_PAPER, "PPO as published: hard, 256 envs, 100M",
                "PPG paper, figure 2", "procgen-ppo"),
         *_generalization_presets("easy", f"; {_EASY_NOTE}", 200, 25_000_000, _PPG, _PPO),
-        *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPG_PAPER_PPO),
+        *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
         Preset(_QUICKSTART, "PPG in ten minutes on two cores",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",

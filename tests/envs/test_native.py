@@ -59,7 +59,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
     """
     usual = run("source = native.load_qt()" + FRAMES)
     stand_ins = run(
-        "native.load_qt_from_wheel(native.find_qt_folder(), force=True); "
+        "native.load_qt_from_wheel(native.find_qt_folder(), all_stand_ins=True); "
         "source = os.environ['QT_NO_GLIB']" + FRAMES
     )
     late = run(

@@ -227,7 +227,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             seed, restarted = None, {"restarted": str(failure)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Step the environment, check the result, and return it with a packed observation."""
+        """Step the wrapped environment; return the checked result with a packed observation."""
         self._num_steps += 1
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])

@@ -75,7 +75,7 @@ TRAINING_OPTIONS = ("episodic_life", "reward_clip")
 """Options that change episodes or rewards for training, which evaluations do not use."""
 
 _THREAD_DIR = "/proc/self/task"
-_COMMON_MODULE = "envpool.python.gymnasium_envpool"
+_UNCHANGED_ARRAYS_MODULE = "envpool.python.gymnasium_envpool"
 """Module of `_to` in families that return the arrays of `_recv` unchanged."""
 
 
@@ -188,7 +188,7 @@ def make_step_and_reset(
     """
     index = {key: number for number, key in enumerate(pool._state_keys)}
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in infos))
-    if not index.keys() >= set(wanted) or pool._to.__module__ != _COMMON_MODULE:
+    if not index.keys() >= set(wanted) or pool._to.__module__ != _UNCHANGED_ARRAYS_MODULE:
         return pool.step, lambda ended: pool.reset(options={"reset_mask": ended})[0]
     dtype, terminated_at = pool.spec._action_spec[-1][0], index.get("terminated")
     places = [index[key] for key in wanted]

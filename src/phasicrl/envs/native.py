@@ -59,17 +59,17 @@ def load_qt() -> str:
     return "wheel"
 
 
-def load_qt_from_wheel(folder: Path, *, force: bool = False) -> None:
+def load_qt_from_wheel(folder: Path, *, all_stand_ins: bool = False) -> None:
     """Load the wheel's Qt from a folder, with stand-ins for absent libraries.
 
     Args:
         folder: folder of the libraries.
-        force: whether to use stand-ins for all libraries, absent or not.
+        all_stand_ins: whether to use stand-ins for all libraries, absent or not.
 
     Raises:
         ImportError: Qt cannot be loaded; the message has remedies.
     """
-    absent = [name for name in QT_STAND_INS if force or not _try_load(name)]
+    absent = [name for name in QT_STAND_INS if all_stand_ins or not _try_load(name)]
     if "libglib-2.0.so.0" in absent:
         # Otherwise Qt's event dispatcher would call g_main_context_new, and the process would end
         # with "symbol lookup error".

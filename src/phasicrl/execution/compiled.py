@@ -79,7 +79,7 @@ def call_with_tensors(
 def compile_inference(
     function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
 ) -> TensorFunction:
-    """Compile a function that uses a module without gradient.
+    """Compile a function that uses a module, without gradient, for the shapes of `inputs`.
 
     Raises:
         Exception: the function cannot be compiled, see `compile_for_shapes`.

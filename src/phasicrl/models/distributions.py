@@ -26,7 +26,7 @@ class Distribution:
     """Base class of batches of distributions `[…]`."""
 
     def sample(self: Any, generator: Generator) -> Tensor:
-        """Draw an action for each entry, `[…]`."""
+        """Draw an action for each entry, `[…]`, or `[…, K]` of a `JointPolicy`."""
         return self.draw(self.sample_noise(generator))
 
 

@@ -333,7 +333,7 @@ class _WandB:
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, values: Values, env_steps: int) -> None:
-        """Log the metrics of an iteration."""
+        """Send the metrics of an iteration to Weights & Biases."""
         self._run.log({"env_steps": env_steps, **values})
 
     def close(self) -> None:

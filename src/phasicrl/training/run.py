@@ -182,12 +182,12 @@ class Run:
         self.metrics_log.show_stage(stage)
 
     def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
-        """Write the metrics of a finished epoch if `log.epochs` is on.
+        """Append the means of a finished epoch to `epochs.jsonl` if `log.epochs` is on.
 
         Args:
             phase: phase that was trained.
             epoch: index of the epoch.
-            means: running means of the iteration or of the auxiliary phase.
+            means: means of the phase, of which those since the last call are written.
         """
         if self.config.log.epochs:
             record = self.world.average_record(means.means_since_last_call())

@@ -98,7 +98,7 @@ class Curve:
 
     @cached_property
     def band(self) -> tuple[Array, Array]:
-        """Lower and upper edge of the shaded band at each step."""
+        """Lower and upper edge of the shaded band at each step, see `band_description`."""
         if self.edges is not None:
             return self.edges
         if self.band_description == INTERVAL_NOTE:

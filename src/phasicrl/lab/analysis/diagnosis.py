@@ -15,7 +15,7 @@ from phasicrl import Config
 from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.lab.analysis.curves import Array
 
-Columns: TypeAlias = Mapping[str, Array]
+FiniteColumns: TypeAlias = Mapping[str, Array]
 """Finite values of each metric in the order of the iterations."""
 
 MIN_VALUES = 8
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
     """Options to change."""
 
 
-def diagnose(columns: Columns, config: Config, *, diverged: bool = False) -> list[Finding]:
+def diagnose(columns: FiniteColumns, config: Config, *, diverged: bool = False) -> list[Finding]:
     """Check a run's metrics for known signs of failed training, and return the findings.
 
     Args:
