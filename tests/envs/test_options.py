@@ -21,6 +21,7 @@ from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config, EnvConfig
 from phasicrl.config_io import SCHEMA
+from phasicrl.envs.checks import convert_errors
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.options import convert_options
 from phasicrl.presets import get_preset
@@ -232,8 +233,10 @@ def test_gymnasiums_module_form_imports_the_module(module: str, tmp_path: Path) 
     envs.close()
     unknown = "gymnasium:module_of_mine:Unherd-v0"
     refused("an unknown environment .did you mean 'Unheard-v0'", id=unknown)
-    with pytest.raises(ImportError, match="no_such_module"):
+    with pytest.raises(ImportError, match=r"no_such_m.*pip install no-such-module"):
         make_envs(EnvConfig(id="gymnasium:no_such_module:X-v0", num_envs=1), seed=1)
+    with pytest.raises(ImportError, match=r"installed: no jax$"), convert_errors("its import"):
+        raise ModuleNotFoundError("no jax")
 
 
 def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import_one(

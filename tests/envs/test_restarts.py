@@ -163,7 +163,7 @@ def test_a_number_that_is_not_usable_cuts_all_episodes() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("by", "words"), [("dying", "exit code 3"), ("hanging", "within 5 s")])
+@pytest.mark.parametrize(("by", "words"), [("dying", r"exit code 3\)$"), ("hanging", "within 5 s")])
 def test_a_process_that_dies_or_hangs_cuts_all_episodes(
     by: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,10 @@ def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Itera
     try:
         yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise ImportError(f"{call} needs a package that is not installed: {error}") from error
+        name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
+        package = name.partition(".")[0].replace("_", "-")
+        hint = f". pip install {package}, or set PYTHONPATH" * bool(name)
+        raise ImportError(f"{call} needs a package that is not installed: {error}{hint}") from error
     except EnvError:
         raise
     except Invalid as error:

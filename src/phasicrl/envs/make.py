@@ -144,7 +144,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     prefix, _, name = env_id.partition(":") if ":" in env_id else ("", "", env_id)
     module, _, bare = name.rpartition(":")
     if prefix == "gymnasium" and module:
-        found = importlib.import_module(module)
+        with convert_errors(f"env.id {env_id}"):
+            found = importlib.import_module(module)
         if not {bare, name} & gym.registry.keys() and hasattr(found, bare):
             gym.register(name, entry_point=name)
     elif prefix == "envpool":

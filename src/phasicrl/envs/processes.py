@@ -106,7 +106,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             codes = [(i, process.exitcode) for i, process in enumerate(self.processes)]
             index, code = next((pair for pair in codes if pair[1] is not None), codes[0])
             text = f"the process of environment {index} died in {call}() (exit code {code})"
-            text += "; if it printed nothing, memory may be short: use fewer environments"
+            text += "; memory may be short: use fewer environments" * (code in (None, -9))
         self.close(terminate=True)
         self._error = ProcessLostError(f"{self._name}: {text}")
         raise self._error from None
