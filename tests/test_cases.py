@@ -468,20 +468,19 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_final_observations_of_another_form_are_named(tmp_path: Path, form: str) -> None:
-    class Vector(gym.vector.VectorEnv[Any, Any, Any]):
-        single_observation_space, single_action_space = VECTOR, Discrete(2)
-        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-        num_envs = 2
+    class Vector(Batch):
+        single_observation_space = VECTOR
 
-        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-            return np.zeros((2, 2), np.float32), {}
+        def _observe(self, has_extra: bool) -> Any:
+            return np.zeros((2, 2), np.float32)
 
         def step(self, actions: Any) -> Any:
-            obs = np.zeros((2, 2), np.float32)
+            obs = self._observe(False)
             return obs, np.ones(2), ENDED, ~ENDED & False, {"final_obs": FORMS[form](obs)}
 
+    vector: Any = Vector(False, (False, False))
     with pytest.raises(EnvError, match=r"environment 1 with info\['final_obs'\]"):
-        train(tiny(tmp_path).with_updates({"env.num_envs": 2}), make_vector_env=lambda n: Vector())
+        train(tiny(tmp_path).with_updates({"env.num_envs": 2}), make_vector_env=lambda n: vector)
 
 
 @pytest.mark.parametrize(

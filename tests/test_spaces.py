@@ -142,7 +142,7 @@ COUNTS = np.zeros((2, 3))
         ({"counts": COUNTS}, "without 'stage'"),
         (COUNTS, "without 'counts'"),
         ({"counts": np.zeros((2, 4)), "stage": [1, 1]}, r"shape \(4,\) \(at 'counts'\)"),
-        ({"counts": np.zeros((3, 3)), "stage": [1, 1]}, r"shape \(3,\)"),
+        ({"counts": np.zeros((3, 3)), "stage": [1, 1]}, r"shape \(3, 3\).*expected \(2, 3\)"),
         ({"counts": COUNTS, "stage": [1.0, 1.0]}, r"dtype float64 \(at 'stage'\)"),
         ({"counts": COUNTS.astype(complex), "stage": [1, 1]}, "dtype complex128"),
     ],
@@ -337,10 +337,10 @@ def test_options_of_all_discrete_components() -> None:
     assert spaces.count_choices(MultiBinary((2, 2))) == (2,) * 4
 
 
-def test_extra_entries_are_found_in_dictionaries_at_any_depth() -> None:
+def test_extra_entries_are_found_at_any_depth() -> None:
     box = gym.spaces.Box(0, 1, (2,))
     space = gym.spaces.Dict(a=box, b=gym.spaces.Tuple([box, gym.spaces.Dict(c=box)]))
     obs = {"a": 0, "b": (0, {"c": 0})}
     assert spaces.find_extra_keys(space, obs) == spaces.find_extra_keys(box, obs) == []
-    more = {"a": 0, "z": 1, "b": (0, {"c": 0, "d": 1})}
-    assert spaces.find_extra_keys(space, more) == ["z", "b/1/d"]
+    more = {"a": 0, "z": 1, "b": (0, {"c": 0, "d": 1}, 2)}
+    assert spaces.find_extra_keys(space, more) == ["z", "b/2", "b/1/d"]

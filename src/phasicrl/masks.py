@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from phasicrl.spaces import KeyPath, count_choices, format_location
+from phasicrl.spaces import KeyPath, count_choices, format_location, to_array
 
 
 def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray:
@@ -82,10 +82,5 @@ def _is_sequence(mask: Any) -> bool:
 
 def to_numeric(value: Any) -> np.ndarray | None:
     """Return a value as an array of numbers; None if it is something else."""
-    if isinstance(value, Mapping):
-        return None
-    try:
-        array = np.asarray(value)
-    except ValueError:  # parts of different lengths
-        return None
+    array = to_array(value)
     return array if array.dtype.kind in "biuf" else None

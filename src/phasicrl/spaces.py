@@ -367,6 +367,14 @@ def select_keys(tree: Any, keys: tuple[str, ...] | None) -> Any:
     return Dict(chosen) if isinstance(tree, Dict) else chosen
 
 
+def to_array(values: Any) -> np.ndarray:
+    """Convert values to an array, of objects if they have different shapes."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.asarray(values, object)
+
+
 def map_leaves(space: Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to every leaf of a value that has the structure of `space`.
 
@@ -379,10 +387,10 @@ def map_leaves(space: Space[Any], function: Callable[[Any], Any], tree: Any) -> 
 
 
 def find_extra_keys(space: Space[Any], obs: Any, path: KeyPath = ()) -> list[str]:
-    """Return the paths of an observation's entries that a `Dict` in its space lacks."""
+    """Return the paths of an observation's entries that its space lacks."""
     if not _is_tree(space):
         return []
-    extra = obs.keys() - {key for key, _ in _parts(space)} if isinstance(obs, Mapping) else ()
+    extra = set(obs if isinstance(obs, Mapping) else range(len(obs))) - dict(_parts(space)).keys()
     parts = [(part, get_part(obs, (key,)), (*path, key)) for key, part in _parts(space)]
     inner = [name for part in parts for name in find_extra_keys(*part)]
     return sorted(format_path((*path, key)) for key in extra) + inner
@@ -442,13 +450,15 @@ def _stored_dtype(leaf: Space[Any]) -> np.dtype[Any]:
 
 def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     """Convert values `[num, …]` of one part to its storage format."""
-    array = np.asarray(values)
+    array = to_array(values)
     if not leaf.shape and array.size == num:
         array = array.reshape(num)  # a single number may be in a list
     location, dtype = format_location(leaf.path), leaf.space.dtype
     if array.shape != (num, *leaf.shape):
-        given = f"an observation of shape {array.shape[1:]}{location}"
-        raise ValueError(f"{given}; expected {leaf.shape}, as in observation_space")
+        first = array.shape[:1] == (num,)  # show the number of environments if it is wrong
+        given = f"an observation of shape {array.shape[first:]}{location}"
+        expected = (num, *leaf.shape)[first:]
+        raise ValueError(f"{given}; expected {expected}, as in observation_space")
     if array.dtype != dtype and not np.can_cast(array.dtype, np.dtype(dtype), "same_kind"):
         given = f"an observation of dtype {array.dtype}{location}"
         raise ValueError(f"{given}; expected {dtype}, as in observation_space")
@@ -484,4 +494,4 @@ def _num_choices(space: Space[Any]) -> np.ndarray:
     if isinstance(space, MultiDiscrete):
         return space.nvec.astype(np.int64)
     number = space.n if isinstance(space, Discrete) else 2 * isinstance(space, MultiBinary)
-    return np.full(space.shape or (), number, np.int64)
+    return np.full(getattr(space, "shape", None) or (), number, np.int64)  # may be no space

@@ -175,10 +175,11 @@ MASK_ONLY = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2)})
         (BOX, gym.spaces.Box(0, 9, (2,), np.int64), "Write a Box of integers as a MultiDiscrete"),
         (MASK_ONLY, PAIR, "observation_space is .*; expected at least one number"),
         (None, PAIR, "observation_space is None; expected Box"),
+        (BOX, None, "action_space is None; expected Discrete"),
     ],
 )
 def test_spaces_that_are_not_supported_are_refused(
-    observation_space: Any, action_space: gym.Space[Any], message: str
+    observation_space: Any, action_space: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"mine: .*{message}"):
         make(lambda: Spaces(observation_space, action_space))

@@ -21,7 +21,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.training.evaluate import evaluate
-from tests.envs.acting import NEVER, check_known_episodes, check_known_masks
+from tests.envs.acting import NEVER, check_known_episodes, check_known_masks, draw_action
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting, Structured
 from tests.helpers import Corridor, tiny
 
@@ -54,12 +54,13 @@ def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> No
     check_known_masks(make(sync(MaskedInFlatInfo, mode)))
 
 
-def test_no_more_is_used_than_necessary() -> None:
-    """A duck, whose `info` may be None and has last observations as one batch."""
+@pytest.mark.parametrize("kind", [PlainCounting, Structured])
+def test_no_more_is_used_than_necessary(kind: type[gym.Env[Any, Any]]) -> None:
+    """A duck, whose `info` may be None and has last observations as one batch or a list."""
 
     class Duck:
         def __init__(self, num_envs: int) -> None:
-            self._vector = sync()(num_envs)
+            self._vector = sync(kind)(num_envs)
             spaces = "single_observation_space", "single_action_space"
             for name in ("num_envs", *spaces, "metadata", "close"):
                 setattr(self, name, getattr(self._vector, name))
@@ -71,13 +72,14 @@ def test_no_more_is_used_than_necessary() -> None:
             *rest, info = self._vector.step(actions)
             if "final_obs" in info:
                 finals = [np.zeros(3) if row is None else row for row in info["final_obs"]]
-                return *rest, {"final_obs": np.stack(finals)}
+                return *rest, {"final_obs": np.stack(finals) if kind is PlainCounting else finals}
             return *rest, None
 
-    duck, plain = make(Duck), make(sync())
+    duck, plain = make(Duck), make(sync(kind))
+    action = draw_action(plain, np.random.default_rng(1))
     assert torch.equal(duck.reset(), plain.reset())
     for _ in range(20):
-        one, other = duck.step(NEVER), plain.step(NEVER)
+        one, other = duck.step(action), plain.step(action)
         assert torch.equal(one.obs, other.obs)
         assert (one.final_obs is None) == (other.final_obs is None)
         if one.final_obs is not None and other.final_obs is not None:
@@ -137,6 +139,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),
     "reward beyond float32": (answering(1, np.array([0, 1e300, 0])), r"too large .*1\.e\+300"),
     "flags": (answering(2, np.zeros(2)), r"\(3,\), float64 \(2,\), .* reward and flags"),
+    "half a flag": (answering(3, np.full(3, 0.5)), "float64 .*and 0 or 1 as a flag"),
+    "ragged": (answering(0, [[1], [1, 2], [1]]), r"observation of shape \(\); expected \(3,\)"),
+    "ragged reward": (answering(1, [1, [1, 2], 1]), r"returned object \(3,\), .* as reward"),
     "text": (answering(1, ["1", "2", "3"]), r"returned <U1 \(3,\), .* as reward and flags"),
     "None": (answering(1, [0, None, 0]), r"returned object \(3,\), .* as reward and flags"),
     "too large": (answering(0, np.full((3, 3), -1e300)), r"1e\+300.*; expected at most .*float32"),
@@ -179,7 +184,7 @@ def test_final_observations_in_a_wrong_form_are_named(case: str) -> None:
         for _ in range(6):
             envs.step(NEVER)
     assert re.search(rf"^mine.*environment \d.*'final_obs'.*{given}.*Box\(", str(caught.value))
-    assert re.search(WHY.get(case, ""), str(caught.value))
+    assert re.search(WHY.get(case, r"no episode ended(;| \(an obs)"), str(caught.value))
 
 
 def test_the_old_name_of_final_observations_is_recognized() -> None:

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.envs.protocol import EnvError
-from phasicrl.masks import find_fully_blocked, flatten_mask
+from phasicrl.masks import find_fully_blocked, flatten_mask, to_numeric
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import (
     ActionLayout,
@@ -28,6 +28,7 @@ from phasicrl.spaces import (
     count_choices,
     find_extra_keys,
     map_leaves,
+    to_array,
 )
 
 MakeEnv = Callable[[], "gym.Env[Any, Any]"]
@@ -37,8 +38,6 @@ MaskSource = Literal["observation", "method", "info"]
 MASK = "action_mask"
 """Key of the mask in an observation or an `info`."""
 
-NUMERIC_KINDS = "biuf"
-"""Kinds of dtypes of real numbers."""
 _RESULT_TUPLES = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
 REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
 CLIP_REMEDY = "action.squash clip keeps actions in their bounds"
@@ -122,7 +121,8 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
             hint = "the older `gym` is another package; make_vector_env takes vector environments"
             raise Invalid(f"{given}; expected a gymnasium.Env ({hint})")
     try:
-        properties = make_env_properties(name, env.observation_space, env.action_space)
+        spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
+        properties = make_env_properties(name, *spaces)
         source = properties.mask_source
         if source is None and count_choices(properties.action_space):
             if env.has_wrapper_attr("action_masks"):
@@ -236,8 +236,8 @@ class CheckedEnv(gym.Env[Any, Any]):
             batch = self._actions.unflatten(np.asarray(action)[None])
             env_action = map_leaves(self._properties.action_space, lambda part: part[0], batch)
             obs, reward, terminated, truncated, info = check_tuple(self.env.step(env_action), 5)
-            number = np.asarray(reward)
-            if number.size != 1 or number.dtype.kind not in NUMERIC_KINDS:
+            number = to_numeric(reward)
+            if number is None or number.size != 1:
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
                 raise Invalid(f"{given}; expected one number")
             reward = float(number.item())
@@ -324,7 +324,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         """Return a packed copy of an observation."""
         try:
             space = self._properties.observation_space
-            batch = map_leaves(space, lambda value: np.array(value)[None], obs)
+            batch = map_leaves(space, lambda value: to_array(value)[None].copy(), obs)
             # At the first reset and step.
             if self.env_index == 0 and self._num_steps < 2 and not self._has_extra:
                 self._has_extra = warn_of_extra_keys(self._name, self._properties, obs)

@@ -12,7 +12,6 @@ Their `metadata["autoreset_mode"]` is one of:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,6 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
 from phasicrl.envs.checks import (
     MASK,
-    NUMERIC_KINDS,
     Invalid,
     check_tuple,
     close_env,
@@ -36,7 +34,7 @@ from phasicrl.envs.checks import (
 from phasicrl.envs.rsl_rl import RslRlSimulator
 from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.masks import find_fully_blocked
-from phasicrl.spaces import count_choices, map_leaves
+from phasicrl.spaces import count_choices, map_leaves, to_array
 
 MakeVectorEnv = Callable[[int], Any]
 """Function that makes a vector environment of a number of environments.
@@ -92,7 +90,6 @@ class CustomVectorEnv(NumpyVectorEnv):
             obs, info = self._reset_vector(seed=local.seed + local.first_env)
         self._first: tuple[Any, ...] | None = obs, info
         source = properties.mask_source or ("info" if self._widths and MASK in info else None)
-        self._from_obs = source == "observation"
         properties = replace(properties, mask_source=source, use_masks=config.action_masks)
         self._properties = properties
         super().__init__(name, local.num_envs, properties)
@@ -105,21 +102,20 @@ class CustomVectorEnv(NumpyVectorEnv):
             return stored, self._read_mask(obs, info, np.ones(self.num_envs, bool))
 
     def _step(self, action: np.ndarray) -> NumpyStep:
-        describe_action = functools.partial(self._actions.describe_out_of_bounds, action)
-        with convert_errors(f"{self.name}: step()", describe_action):
-            result = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
-            obs, reward, terminated, truncated, info = result
+        describe = self._actions.describe_out_of_bounds
+        with convert_errors(f"{self.name}: step()", lambda: describe(action)):
+            obs, *rows, info = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
             stored = self._pack_and_check(obs, "step").copy()
             if self._num_steps == 1 and not self._has_extra:
                 warn_of_extra_keys(self.name, self._properties, obs)
-            rows = [np.asarray(row) for row in (reward, terminated, truncated)]
-            if any(x.shape != (self.num_envs,) or x.dtype.kind not in NUMERIC_KINDS for x in rows):
+            rows, shape = [to_array(row) for row in rows], (self.num_envs,)
+            is_wrong = any(x.shape != shape or x.dtype.kind not in "biuf" for x in rows)
+            if is_wrong or any(not np.isin(x, (0, 1)).all() for x in rows[1:] if x.dtype != "bool"):
                 given = ", ".join(f"{row.dtype} {row.shape}" for row in rows)
-                wanted = f"numbers ({self.num_envs},)"
+                wanted = f"numbers {shape}, and 0 or 1 as a flag"
                 raise Invalid(f"returned {given} as reward and flags; expected {wanted}")
             rows[0] = self._check_reward(rows[0])
-            kinds = zip((np.float32, bool, bool), rows, strict=True)
-            reward, terminated, truncated = (np.array(row, kind) for kind, row in kinds)
+            reward, terminated, truncated = map(np.array, rows, (np.float32, bool, bool))
             ended, has_reset = terminated | truncated, self._mode is AutoresetMode.SAME_STEP
             mask = self._read_mask(obs, info, ~ended | has_reset)
             if not ended.any():
@@ -149,20 +145,21 @@ class CustomVectorEnv(NumpyVectorEnv):
         """Return the stored final observations of the ended episodes."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         rows, envs, stored_space = finals, np.flatnonzero(ended), self.observation_space
+        is_array = isinstance(finals, np.ndarray) and finals.dtype != object
         try:
-            if not isinstance(finals, np.ndarray) or finals.dtype != object:
+            if is_array or type(finals) not in (list, np.ndarray):
                 rows = iterate(batch_space(space, self.num_envs), finals)
             rows = [row for row, end in zip(rows, ended, strict=True) if end]
             parts = [map_leaves(stored_space, lambda x: np.asarray(x)[None], row) for row in rows]
             stored = np.concatenate([self._layout.pack(part, 1) for part in parts])
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            is_array = isinstance(finals, np.ndarray) and finals.dtype != object
             given = f"of shape {finals.shape}" if is_array else " ".join(repr(finals).split())[:80]
             if "final_observation" in info:
                 given += " (and 'final_observation', its name in older versions of Gymnasium)"
             text = f"ended the episode of environment {envs[0]} with info['final_obs'] {given}"
             wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
-            raise Invalid(f"{text}; expected with SAME_STEP {wanted} ({error})") from None
+            why = f" ({error})" if str(error).startswith("an observation") else ""  # of `pack`
+            raise Invalid(f"{text}; expected with SAME_STEP {wanted}{why}") from None
         return self._check_obs(stored, "step", envs)
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
@@ -170,7 +167,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         shape = (self.num_envs, self.mask_size)
         if not self.mask_size or not rows.any():
             return np.zeros(shape, dtype=bool) if self.mask_size else None
-        mask = (obs if self._from_obs else info).get(MASK)
+        mask = (obs if self._properties.mask_source == "observation" else info).get(MASK)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
             raise Invalid(f"returned action masks of {given}; expected {shape} of True and False")
