@@ -63,11 +63,12 @@ def refuse(self: Any, action: Any) -> Any:
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.1), (0.0, np.inf)])
 def test_actions_out_of_bounds_name_the_option_that_clips(
-    tmp_path: Path, low: float, high: float
+    tmp_path: Path, low: float, high: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bounded = lamp(action_space=Box(low, high, (1,), np.float32), step=refuse)
     with pytest.raises(EnvError, match=r"action\.squash clip"):
-        play(tmp_path, bounded)
+        play(tmp_path, bounded, **{"log.console": "plain"})
+    assert "actions may leave Box(" in capsys.readouterr().out
     play(tmp_path, bounded, **{"action.squash": "clip"})
 
 
