@@ -11,8 +11,9 @@ def test_streams_of_randomness_are_apart_and_stable() -> None:
     seeds = [derive_seed(seed, purpose) for seed in (0, 1, 2) for purpose in PURPOSES]
     assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**31 for seed in seeds)
     assert derive_seed(1, "env") != derive_seed(1, "env", 128)
-    with pytest.raises(ValueError, match="seed is -1; expected 0 or"):
-        derive_seed(-1, "evaluation")
+    for wrong in (-1, None, "1", 1.0):
+        with pytest.raises(ValueError, match=f"seed is {wrong!r}; expected an integer of at least"):
+            derive_seed(wrong, "evaluation")  # type: ignore[arg-type]
 
 
 def test_pools_with_neighboring_seeds_share_no_seed() -> None:

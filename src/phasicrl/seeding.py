@@ -12,10 +12,10 @@ def derive_seed(seed: int, purpose: str, *extra: int) -> int:
     """Derive an independent seed for one random stream; `extra` numbers streams of one purpose.
 
     Raises:
-        ValueError: the seed is negative.
+        ValueError: the seed is negative, or no integer.
     """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; expected 0 or a number above it")
+    if not hasattr(seed, "__index__") or seed < 0:
+        raise ValueError(f"seed is {seed!r}; expected an integer of at least 0")
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
     # 31 bits: what every back end accepts
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)

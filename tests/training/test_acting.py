@@ -93,24 +93,25 @@ def test_a_batch_has_the_actions_and_values_of_its_environments(name: str, tmp_p
 def test_sampled_actions_follow_the_distribution_and_the_seed(tmp_path: Path) -> None:
     run, make_env = trained(tmp_path, "discrete")
     obs, _ = make_env().reset(seed=0)
-    draws = [
-        [int(agent.act(obs, deterministic=False)) for _ in range(400)]
-        for agent in (load(run, make_env=make_env, seed=seed) for seed in (1, 1, 2))
-    ]
+    agents = [load(run, make_env=make_env, seed=seed) for seed in (1, 1, 2)]
+    draws = [[int(each.act(obs, deterministic=False)) for _ in range(400)] for each in agents]
     assert draws[0] == draws[1] != draws[2]
     policy = load(run, make_env=make_env).distribution(obs)
     shares = torch.bincount(torch.tensor(draws[0] + draws[2]), minlength=3) / 800
     torch.testing.assert_close(shares, policy.dist_params.exp()[0], atol=0.06, rtol=0)
+    for only in range(3):  # a mask holds also for an agent that was trained without
+        assert agents[0].act(obs, mask=np.eye(3)[only]) == only
 
 
-def test_a_checkpoint_has_the_weights_of_its_time(tmp_path: Path) -> None:
+def test_a_checkpoint_has_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(tmp_path).with_updates({"checkpoint.every_iterations": 1, "checkpoint.keep": 9})
     biases: list[float] = []
     note = lambda run, _: biases.append(run.agent.value_head.bias.item())  # noqa: E731
     run = train(config, make_env=Levers, callbacks=note)
     (run.directory / "agent.safetensors").unlink()  # a checkpoint has weights enough
     _, *saved = sorted((run.directory / "checkpoints").glob("step-*"))
-    agents = [load(str(path), make_env=Levers) for path in saved]
+    monkeypatch.chdir(saved[0])
+    agents = [load(path, make_env=Levers) for path in (".", *map(str, saved[1:]))]
     assert [agent.network.value_head.bias.item() for agent in agents] == biases
 
 

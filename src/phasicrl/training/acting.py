@@ -109,7 +109,7 @@ class TrainedAgent:
 
     def _read(self, obs: Any, mask: Any, *, needs_mask: bool = True) -> tuple[AgentInput, bool]:
         """Convert observations and masks to inputs, and return whether they are a batch."""
-        if mask is None and isinstance(obs, Mapping):
+        if mask is None and self._mask_size and isinstance(obs, Mapping):
             mask = obs.get(MASK)
         arrays, observe = map_leaves(self.observation_space, to_numeric, obs), self._components
         parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
@@ -125,9 +125,9 @@ class TrainedAgent:
         stored, masks = self._layout.pack(arrays, num_envs), None
         if invalid := self._layout.find_invalid(stored):
             raise ValueError(f"obs has {invalid[1]}; expected finite values of observation_space")
-        if needs_mask and self._mask_size:
-            if mask is None:
-                raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
+        if needs_mask and self._mask_size and mask is None:
+            raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
+        if needs_mask and mask is not None:
             rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
             if len(rows) != num_envs or find_fully_blocked(count_choices(self.action_space), rows):
                 rule = "a mask for each observation, with one allowed choice in each component"
@@ -158,9 +158,9 @@ def load(
     Raises:
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.
     """
-    path = find_run_or_agent(path).path
+    path = find_run_or_agent(path).path.absolute()
     checkpoint = path if (path / MANIFEST_FILE).is_file() else None
-    saved = SavedAgent.open(path.absolute().parents[1] if checkpoint else path, **user_objects)
+    saved = SavedAgent.open(path.parents[1] if checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:
         network = saved.load_agent(envs, weights, checkpoint=checkpoint)
         return TrainedAgent(network, envs, saved.config, seed)
