@@ -275,9 +275,8 @@ def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
     def make_encoder(_: Any) -> nn.Module:
         return Converted(nn.Sequential(nn.Flatten(), nn.Linear(size, 4)), Tensor.double)
 
-    assert (
-        train(config, make_env=Corridor, make_encoder=make_encoder).agent.memory.num_features == 4
-    )
+    run = train(config, make_env=Corridor, make_encoder=make_encoder)
+    assert run.agent.memory.num_features == 4
 
 
 @pytest.mark.parametrize(
@@ -293,6 +292,12 @@ def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
          r".* \(2, 1, 8\)$"),
         ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
          r"'value'.* raises RuntimeError.*; .* shape \(2, 1, 1\) for .* \(2, 1, 8\)$"),
+        ({"space": LEGS, "make_encoder": lambda _: Converted(Encoder(), Tensor.squeeze)},
+         r"make_encoder returns Tensor torch\.float32 \(4,\); expected .* \(1, 4\) for .*\(1, 6"),
+        ({"space": LEGS, "make_encoder": partial(lambda one, _: one, Encoder())},
+         "make_encoder returned one network twice; expected a new one at each call"),
+        ({"make_head": partial(lambda one, name, *_: one if "value" in name else None,
+                               nn.Linear(8, 1))}, r"make_head\('aux_value', …\) returned one"),
         *(({"space": LEGS, "make_encoder": partial(Converted, Encoder(), convert)},
            rf"make_encoder returns {given}.*; expected a Tensor of floats .*\(2, 4\) for ")
           for given, convert in OUTPUTS.items()),
@@ -316,9 +321,7 @@ def test_networks_and_spaces_that_do_not_fit_are_refused(
 
 def test_linear_value_heads_of_ones_own_are_rescaled() -> None:
     norm = ValueNormConfig(statistics="ema", decay=0.5)
-    agent = make_agent(
-        value_norm=norm, make_head=lambda _, size, number: nn.Linear(size, number, bias=True)
-    )
+    agent = make_agent(value_norm=norm, make_head=lambda _, *sizes: nn.Linear(*sizes))
     agent.update_value_statistics(torch.tensor([1.0, 3.0]))
     before = ask(agent, observations()).value
     agent.update_value_statistics(torch.tensor([10.0, 60.0]))

@@ -104,10 +104,12 @@ class Agent(nn.Module):
                 given = f"make_encoder returned a {type(custom).__name__} without num_features"
                 raise ValueError(f"{given}; expected the width of its features, an integer")
             layout, width = self.reader.layout, int(custom.num_features)
-            stored = torch.zeros(2, *layout.shape, dtype=getattr(torch, layout.dtype.name))
-            inputs = select_keys(self.reader(stored), config.policy_obs)
-            shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
-            return _check_output("make_encoder", custom, inputs, shapes, (2, width))
+            for number in (2, 1):  # `squeeze` would remove the axis of a single observation
+                stored = torch.zeros(number, *layout.shape, dtype=getattr(torch, layout.dtype.name))
+                inputs = select_keys(self.reader(stored), config.policy_obs)
+                shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
+                self._check("make_encoder", custom, inputs, shapes, (number, width))
+            return custom
 
         def new_memory(encoder: Any) -> Memory:
             return make_memory(int(encoder.num_features), config, generator)
@@ -116,7 +118,7 @@ class Agent(nn.Module):
             size, expected = memory.num_features, (2, 1, num_outputs)
             if make_head and (head := make_head(name, size, num_outputs)) is not None:
                 inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
-                return _check_output(f"make_head({name!r}, …)", head, inputs, shape, expected)
+                return self._check(f"make_head({name!r}, …)", head, inputs, shape, expected)
             scale = config.policy_head_scale if name == "policy" else config.value_head_scale
             return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)
 
@@ -136,6 +138,27 @@ class Agent(nn.Module):
             if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
                 given = f"value_norm.statistics is {statistics}"
                 raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
+
+    @torch.no_grad()
+    def _check(self, maker: str, network: Any, inputs: Any, shapes: Any, expected: Any) -> Any:
+        """Check that a custom network is new, and its output for some steps; return the network.
+
+        Raises:
+            ValueError: the network has a role already, it fails, or its output has another type or
+                shape.
+        """
+        if any(network is each for each in self.modules()):
+            raise ValueError(f"{maker} returned one network twice; expected a new one at each call")
+        rule = f"a Tensor of floats of shape {expected} for inputs of shape {shapes}"
+        try:
+            output = network.eval()(inputs)
+        except Exception as error:
+            raise ValueError(f"the network of {maker} raises {error!r}; expected {rule}") from error
+        shape, dtype = (getattr(output, name, "") for name in ("shape", "dtype"))
+        if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
+            given = f"{type(output).__name__} {dtype} {tuple(shape)}"
+            raise ValueError(f"the network of {maker} returns {given}; expected {rule}")
+        return network.train()
 
     def check_images(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
         """Check that no network reads floats as large as bytes, see `check_image_scale`.
@@ -199,10 +222,8 @@ class Agent(nn.Module):
             value_features, value_state = encode(self.value_encoder, self.value_memory)
         else:
             value_state = state[:, self.memory.state_size :]
-            has_gradient = self.value_path == "shared" or (
-                self.value_path == "shared_in_aux" and in_aux_phase
-            )
-            value_features = features if has_gradient else features.detach()
+            paths = ("shared", "shared_in_aux") if in_aux_phase else ("shared",)
+            value_features = features if self.value_path in paths else features.detach()
         policy = self.policy_head(features, action_mask)
         value = self._run_head(self.value_head, value_features)
         aux_head = self.aux_value_head
@@ -290,22 +311,3 @@ class Agent(nn.Module):
         """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1).float()
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
-
-
-@torch.no_grad()
-def _check_output(maker: str, network: nn.Module, inputs: Any, shapes: Any, expected: Any) -> Any:
-    """Check a custom network's output for two steps, and return the network.
-
-    Raises:
-        ValueError: the network fails, or its output has another type or shape.
-    """
-    rule = f"a Tensor of floats of shape {expected} for inputs of shape {shapes}"
-    try:
-        output = network.eval()(inputs)
-    except Exception as error:
-        raise ValueError(f"the network of {maker} raises {error!r}; expected {rule}") from error
-    shape, dtype = (getattr(output, name, "") for name in ("shape", "dtype"))
-    if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
-        given = f"{type(output).__name__} {dtype} {tuple(shape)}"
-        raise ValueError(f"the network of {maker} returns {given}; expected {rule}")
-    return network.train()
