@@ -338,7 +338,10 @@ def test_options_that_a_function_does_not_get_are_refused(maker: str, tmp_path: 
     run = train(tiny(tmp_path, total_env_steps=32), **objects)
     with pytest.raises(ValueError, match=r"env_options is \{'nonsense': 1\}; expected none with m"):
         evaluate(run.directory, env_options={"nonsense": 1}, episodes=1, **objects)
-    options: Any = {"env_id": "gymnasium:CartPole-v1", "env_options": {"max_episode_steps": 9}}
+    options: Any = {"env_id": "gymnasium:CartPole-v1", "env_options": ["max_episode_steps=9"]}
+    with pytest.raises(ValueError, match=r"env_options is \['max_.*; expected none .* a dict"):
+        evaluate(run.directory, episodes=1, **options, **objects)
+    options["env_options"] = {"max_episode_steps": 9}
     assert max(evaluate(run.directory, episodes=1, **options, **objects)[0].lengths) <= 9
 
 

@@ -63,7 +63,8 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
         assert "--make-env" in text and (own in text or command[0] == "train")
         more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []
         assert main([*command, *more, f"--make-env={own}"]) == 0, command
-        assert main(["--make-env", own, *command, *more]) == 0, f"{command} after the option"
+        nested = ["--make-env", "tests:corridor.corridor"]
+        assert main([*nested, *command, *more]) == 0, f"{command} after the option"
     vectors = [*words[2:], "--output-dir", str(tmp_path / "vectors"), "--make-env"]
     assert main(["train", "classic-ppo", *vectors, "tests.envs.simulators:make_counting"]) == 0
     (run,) = map(str, (tmp_path / "vectors").iterdir())

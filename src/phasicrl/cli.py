@@ -254,15 +254,13 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         return {}, rest
     module, _, name = options.make_env.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name)
-        parameters = inspect.signature(function).parameters.values()
+        maker: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        parameters = inspect.signature(maker).parameters.values()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         given = f"make_env is {options.make_env!r}"
         raise ValueError(f"{given}; expected MODULE:FUNCTION ({error})") from error
-    takes_number = any(
-        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters
-    )
-    return {"make_vector_env" if takes_number else "make_env": function}, rest
+    required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return {"make_vector_env" if required else "make_env": maker}, rest
 
 
 def _expand_home(words: list[str]) -> list[str]:

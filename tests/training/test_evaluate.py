@@ -229,8 +229,9 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
         (run.directory / "config.json").write_text(config.to_json())
         with pytest.raises(ValueError, match="has weights of another network; expected"):
             evaluate(run.directory, make_env=corridor)
-        with pytest.raises(ValueError, match="episodes is 0"):
-            evaluate(run.directory, episodes=0, make_env=corridor)
+        for episodes in (0, 2.5, "2", None):
+            with pytest.raises(ValueError, match=f"episodes is {episodes!r}; expected an integer"):
+                evaluate(run.directory, episodes=episodes, make_env=corridor)  # type: ignore[arg-type]
         for policies in ("greedy", [], ["best"]):  # a text is a list of letters
             with pytest.raises(ValueError, match="expected a list of greedy, sampled or both"):
                 evaluate(run.directory, policies=policies, make_env=corridor)  # type: ignore[arg-type]

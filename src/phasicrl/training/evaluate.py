@@ -194,15 +194,15 @@ def evaluate(
         ValueError: the directory is not a run directory, has no weights yet, or `levels` has no
             effect for its environment.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes is {episodes}; expected at least 1")
+    if not isinstance(episodes, int) or episodes < 1:
+        raise ValueError(f"episodes is {episodes!r}; expected an integer of at least 1")
     if not policies or not {*policies} <= {"greedy", "sampled"}:
         raise ValueError(f"policies is {policies!r}; expected a list of greedy, sampled or both")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     env, objects = saved.config.env, {} if env_id else saved.env_objects
-    if env_options and any(objects.values()):
-        rule = "none with make_env or make_vector_env. Give them to the function"
-        raise ValueError(f"env_options is {dict(env_options)}; expected {rule}")
+    if env_options and (any(objects.values()) or not isinstance(env_options, Mapping)):
+        rule = "none with make_env or make_vector_env (give them to the function), else a dict"
+        raise ValueError(f"env_options is {env_options!r}; expected {rule}")
     changes = {"env.id": env_id or env.id, "env.options": {**env.options, **(env_options or {})}}
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results, threads = None, [], saved.config.compute.num_threads
