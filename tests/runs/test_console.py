@@ -72,7 +72,7 @@ def test_plain_lines_by_hand(clock: Clock) -> None:
         "losses/value_loss": -9.87e-6, "charts/SPS": 3.0, "own/lines": 7.0, "own/others": 8.0,
     }  # fmt: skip
     stream = io.StringIO()
-    settings = config(iterations=20).with_updates({"log.console_metrics": ("own/lines",)})
+    settings = config(iterations=20).with_updates({"log.console_metrics": ("own/lines", "others")})
     with shown(settings, stream, env_steps=BATCH) as display:
         clock.now += 60  # environments, networks, compilers: they say nothing about the speed
         display.show_stage("rollout")
@@ -80,7 +80,7 @@ def test_plain_lines_by_hand(clock: Clock) -> None:
         display.show_metrics(record, 2 * BATCH)
     assert stream.getvalue() == (
         " 10.0 %  256/2,560 steps  32 steps/s  return 12.3  length 1,234  entropy 2.75"
-        "  kl 0.00421  expl.var -  value loss -9.87e-06  own/lines 7  0:01:12 left\n"
+        "  kl 0.00421  expl.var -  value loss -9.87e-06  own/lines 7  own/others 8  0:01:12 left\n"
     )
 
 

@@ -56,9 +56,9 @@ class Display:
         if self.kind == "auto":
             is_watched = console.is_interactive and console.file.isatty()
             self.kind = "live" if is_watched and not os.environ.get("CI") else "plain"
-        self._values: dict[str, float] = {}
-        self._columns = (*_COLUMNS, *((name, name) for name in config.log.console_metrics))
-        self._line, self._shown_at = "", -math.inf
+        more = (x if "/" in x else f"own/{x}" for x in config.log.console_metrics)  # as in run.log
+        self._columns = (*_COLUMNS, *((name, name) for name in more))
+        self._values, self._line, self._shown_at = dict[str, float](), "", -math.inf
         self._bar = _Bar(
             "{task.description}", BarColumn(None), "{task.percentage:.1f} %",
             "{task.completed:,.0f}/{task.total:,.0f} steps", "{task.fields[speed]} steps/s",

@@ -109,7 +109,7 @@ def test_a_page_is_whole_and_loads_nothing(run: Path) -> None:
 @FEW
 def test_metrics_of_your_own_are_drawn_on_the_page_and_in_a_plot(tmp_path: Path) -> None:
     def log(run: Run, _: Any) -> None:
-        run.log({"own/zebra": 100 * run.iteration})
+        run.log({"own/zebra": 100 * run.iteration, "own/$_{$": 1})
 
     mine, other = (
         train(tiny(tmp_path / name), make_env=corridor, callbacks=callbacks).directory
@@ -119,6 +119,7 @@ def test_metrics_of_your_own_are_drawn_on_the_page_and_in_a_plot(tmp_path: Path)
         page = write_report(runs, output=tmp_path / "page.html").read_text(encoding="utf-8")
         assert "own/zebra" in page and ">400<" in page
     assert "Others" not in write_report([other]).read_text(encoding="utf-8")
+    plot_runs([mine], metric="own/$_{$", output=tmp_path / "formula")  # which is no formula
     table = plot_runs([mine], metric="own/zebra", output=tmp_path / "plot")[2]
     assert [float(row["mean"]) for row in read_csv(table)][-1] == 400
 

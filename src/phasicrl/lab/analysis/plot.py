@@ -44,7 +44,7 @@ STYLE: Any = {
     "figure.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#E5E5E5", "grid.linewidth": 0.6, "axes.axisbelow": True,
     "axes.edgecolor": "#666666", "xtick.color": "#333333", "ytick.color": "#333333",
-    "svg.hashsalt": "phasicrl",
+    "svg.hashsalt": "phasicrl", "text.parse_math": False,
 }  # fmt: skip
 
 
