@@ -45,7 +45,8 @@ def test_the_score_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
 
 
 def test_all_are_compared_where_the_shortest_ends(runs: list[Path]) -> None:
-    first, second = compare_runs(runs).results
+    first, second = (comparison := compare_runs(runs)).results
+    assert "at 1,000 steps, where other ends; its longest run has 2,000" in comparison.notes[-1]
     assert (first.label, second.label) == ("demo", "other")
     assert first.steps == second.steps == 1000
     assert first.scores == (0.0, 0.0, 0.0)  # later rows do not count

@@ -134,6 +134,16 @@ def test_many_arms_are_drawn_in_small_panels_of_distinct_colors(arms: int, tasks
         assert len(limits) == 1
 
 
+def test_panels_without_a_line_show_their_steps_and_runs() -> None:
+    """No episode has ended, or all runs have one row: a point each, and a bar as their band."""
+    endless = Curve("no end", Task("a"), np.array([9.0, 1e4]), np.full((3, 2), np.nan))
+    single = Curve("one row", Task("b"), np.array([1e3]), np.array([[1.0], [2.0], [6.0]]))
+    first, second = draw_curves([endless, single], "return", None).axes
+    assert first.get_xlim() == (0, 10_100) and second.get_xlim() == (0, 1_010)
+    assert len(second.lines) == 4 and all(line.get_marker() == "o" for line in second.lines)
+    assert second.collections[0].get_linewidth()[0] > 1
+
+
 def test_panels_of_one_task_have_one_scale() -> None:
     runs = [Curve(f"{i}", Task("a"), np.arange(2.0), np.full((1, 2), 10.0**i)) for i in range(11)]
     panels = [panel for panel in draw_curves(runs, "return", None).axes if panel.axison]
@@ -153,6 +163,9 @@ def test_profiles_of_many_arms_have_distinct_colors_or_panels(
     assert [len(panel.lines) for panel in panels] == ([9] if arms == 9 else [1] * 12)
     assert len({line.get_color() for panel in panels for line in panel.lines}) == arms
     assert {panel.get_title() == "" for panel in panels} == {arms == 9}
+    compare_runs(runs[:1], output=tmp_path / "one run")  # as in arms that are all solved
+    (line,) = figures[1].axes[0].lines
+    assert {*np.asarray(line.get_ydata())} == {0, 1} and line.get_label().endswith(", 1 run")
 
 
 @pytest.mark.parametrize(

@@ -201,11 +201,9 @@ def compare_curves(
         target: see `compare_runs`.
 
     Raises:
-        ValueError: `at_steps` is below one, curves are too short, or units are of another task.
+        ValueError: curves begin after `at_steps` or end before, or units are of another task.
     """
-    if at_steps is not None and at_steps < 1:
-        raise ValueError(f"at_steps is {at_steps}; expected at least 1")
-    results: list[TaskResult] = []
+    results, notes = list[TaskResult](), [*_make_notes(curves, metric, target)]
     scaled = [_normalize_returns(curve, units) for curve in curves]
     for task in dict.fromkeys(curve.task for curve in curves):
         task_curves = [curve for curve in scaled if curve.task == task]
@@ -216,13 +214,16 @@ def compare_curves(
                 f"at_steps is {at:,.0f}; expected at most {end.steps[-1]:,.0f}, where {end.label} "
                 f"on {task} ends. Give fewer, or leave it out."
             )
+        longest = max(curve.steps[-1] for curve in task_curves if not curve.published)
+        if at_steps is None and at < (1 - FINAL_SHARE) * longest:
+            where = f"at {at:,.0f} steps, where {end.label} ends"
+            notes.append(f"{task} is compared {where}; its longest run has {longest:,.0f}")
         results += [_score_curve(curve, at, target) for curve in task_curves]
-    overall = _measure_overall(_collect_scores(results), units)
-    notes = _make_notes(curves, metric, target)
-    return Comparison(metric, units, tuple(results), tuple(overall), (), (), target, notes)
+    overall = tuple(_measure_overall(_collect_scores(results), units))
+    return Comparison(metric, units, tuple(results), overall, (), (), target, tuple(notes))
 
 
-def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[str, ...]:
+def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> list[str]:
     """Name what all runs share, and describe differences between published results and ours."""
     mode = ", sampled actions in training" if metric.startswith("charts/") else ""
     name = get_shared_experiment(curves)
@@ -239,7 +240,7 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> t
                 levels = [f"{curve.num_levels or 'all'} levels" for curve in (theirs, ours)]
                 trained = f"was trained on {levels[0]}, {ours.label} on {levels[1]}"
                 notes.append(f"{name} {trained}")
-    return tuple(dict.fromkeys(notes))
+    return [*dict.fromkeys(notes)]
 
 
 def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
@@ -358,7 +359,8 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
     if not matrices:
         return []
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
-    levels = np.linspace(every.min(), every.max(), 201)
+    margin = 0.05 * np.ptp(every) or 1.0
+    levels = np.linspace(every.min() - margin, every.max() + margin, 201)
     num_panels = len(matrices) if len(matrices) > plot.MAX_CURVES else 1
     rows, columns, width, height = plot.choose_grid(num_panels)
     height += 0.2 * len(matrices) * (num_panels == 1)  # the legend
@@ -370,7 +372,8 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
             panel.set_axis_off()
         for index, (label, matrix) in enumerate(matrices.items()):
             share, low, high = measures.performance_profile(matrix, levels)
-            panel, name = panels[index % num_panels], f"{label}, {matrix.size} runs"
+            panel = panels[index % num_panels]
+            name = f"{label}, {matrix.size} run{'s' * (matrix.size > 1)}"
             panel.plot(levels, share, label=name, color=colors[index])
             panel.fill_between(levels, low, high, color=colors[index], alpha=0.18, linewidth=0)
             panel.set_title(textwrap.fill(name, 38) * (num_panels > 1))

@@ -139,8 +139,10 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         paths: absolute paths of run directories and of sweeps.
 
     Raises:
-        ValueError: no run has data.
+        ValueError: `paths` is empty, or no run has data.
     """
+    if not paths:
+        raise ValueError("runs is empty; expected at least one run directory")
     found: list[Path] = []
     empty: list[str] = []
     for path in dict.fromkeys(paths):
@@ -176,8 +178,6 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
         ValueError: `runs` is empty, a folder is not a run directory, no run has data for `metric`,
             or runs of one experiment share no steps.
     """
-    if not paths:
-        raise ValueError("runs is empty; expected at least one run directory")
     runs = expand_sweeps([path.expanduser().resolve() for path in paths])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]

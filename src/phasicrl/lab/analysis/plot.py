@@ -247,13 +247,13 @@ def _draw_panel(axes: Axes, curves: Sequence[Curve], styles: Styles, *, shows_ru
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
         axes.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **style, **marker)
         if curve.band_description:
-            axes.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, lw=0, zorder=1)
+            # The band of a single step is a bar.
+            axes.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, lw=2 * len(marker))
             if shows_runs:
-                axes.plot(curve.steps, curve.runs.T, lw=0.6, alpha=0.4, color=color, zorder=1.5)
+                axes.plot(curve.steps, curve.runs.T, lw=0.6, alpha=0.4, color=color, **marker)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda step, _: format_steps(step))
-    axes.margins(x=0.01)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.01 * max(curve.steps[-1] for curve in curves))
 
 
 def format_steps(steps: float) -> str:

@@ -177,8 +177,6 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     """
     jinja2 = import_optional("jinja2", "reports need jinja2")
     require_matplotlib()
-    if not runs:
-        raise ValueError("runs is empty; expected at least one run directory")
     runs = list(dict.fromkeys(run.expanduser().resolve() for run in runs))
     path = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
     if path.suffix != ".html":
