@@ -491,6 +491,8 @@ def test_final_observations_of_another_form_are_named(tmp_path: Path, form: str)
     ("words", "said"),
     [("--log.tensorboard False", "--log.no-tensorboard"), ("--lr 1e-3", "--ppo.learning-rate"),
      ("--n-envs 8", "--env.num-envs"), ("--track", "--log.wandb"),
+     ("--num-timesteps 9", "--total-env-steps"), ("--lr-schedule linear", "--ppo.schedule"),
+     ("--env-name x", "--env.id"), ("--num-epochs 4", "--ppo.policy-epochs"),
      ("--ppo clip=0.1", "--ppo.clip")],
 )  # fmt: skip
 def test_words_of_other_trainers_lead_to_the_right_ones(

@@ -170,17 +170,17 @@ def escape_control_chars(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-_SYNONYMS = """
-env=env.id env_id=env.id n_envs=env.num_envs total_timesteps=total_env_steps n_steps=ppo.num_steps
-lr=ppo.learning_rate anneal_lr=ppo.schedule batch_size=ppo.num_minibatches
-minibatch_size=ppo.num_minibatches n_epochs=ppo.policy_epochs update_epochs=ppo.policy_epochs
-ent_coef=ppo.entropy_coef vf_coef=ppo.value_coef clip_range=ppo.clip clip_coef=ppo.clip
-clip_range_vf=ppo.value_clip clip_vloss=ppo.value_clip norm_adv=ppo.advantage_norm
-normalize_advantage=ppo.advantage_norm net_arch=model.hidden_sizes cuda=compute.device
-track=log.wandb tensorboard_log=log.tensorboard verbose=log.console log_dir=output_dir
-save_freq=checkpoint.every_iterations eval_freq=evaluation.every_iterations
+_WORDS = """
+ppo.num_minibatches=batch_size,minibatch_size ppo.num_steps=n_steps env.options=max_episode_steps
+ppo.advantage_norm=norm_adv,normalize_advantage model.hidden_sizes=net_arch aux.epochs=aux.n_epochs
+output_dir=log_dir ppo.value_coef=vf_coef env.num_envs=n_envs checkpoint.every_iterations=save_freq
+model.encoder=policy evaluation.every_iterations=eval_freq,eval_every env.id=env,env_name,env.name
+ppo.schedule=anneal_lr,lr_schedule ppo.clip=clip_range,clip_coef,clip_param aux.learning_rate=aux.lr
+model.memory=lstm ppo.learning_rate=lr ppo.policy_epochs=n_epochs,num_epochs,epochs,update_epochs
+compute.device=cuda log.wandb=track total_env_steps=num_timesteps,n_timesteps,timesteps
+aux.num_minibatches=aux.batch_size log.console=verbose ppo.value_clip=clip_range_vf,clip_vloss
 """
-SYNONYMS = {name: path for name, _, path in (pair.partition("=") for pair in _SYNONYMS.split())}
+SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for name in by.split(",")}
 """Paths of options by their names in other trainers."""
 
 
@@ -193,7 +193,7 @@ def suggest_name(given: str, known: Iterable[str], shown: Mapping[str, str] | No
     names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
     word = given.lower().lstrip("-").replace("-", "_")
     end = word.rpartition(".")[2]
-    near = [name for name in names if name == SYNONYMS.get(end)]
+    near = [name for name in names if name == SYNONYMS.get(word, SYNONYMS.get(end))]
     near = near or [name for name in names if f".{name}".endswith(f".{end}")][:1]
     near = near or sorted((name for name in names if name.startswith(word)), key=len)[:2]
     near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
