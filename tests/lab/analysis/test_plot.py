@@ -141,7 +141,7 @@ def test_panels_without_a_line_show_their_steps_and_runs() -> None:
     first, second = draw_curves([endless, single], "return", None).axes
     assert first.get_xlim() == (0, 10_100) and second.get_xlim() == (0, 1_010)
     assert len(second.lines) == 4 and all(line.get_marker() == "o" for line in second.lines)
-    assert second.collections[0].get_linewidth()[0] > 1
+    assert np.max(second.collections[0].get_linewidth()) > 1
 
 
 def test_panels_of_one_task_have_one_scale() -> None:
