@@ -156,6 +156,13 @@ def _tensors(num_envs: int, total: int, fields: str = "", ends: int = -1) -> tup
     )
 
 
+def _mjlab(fields: str) -> Contestant:
+    """Return our contestant on mjlab's cartpole with an asymmetric critic."""
+    fields += " --model.value-path separate --model.policy-obs actor --model.value-obs critic"
+    fields += " --ppo.num-minibatches 4 --env.id mjlab:Mjlab-Cartpole-Balance"
+    return _ours("phasicrl, mjlab's cartpole", "classic-ppo", fields)
+
+
 def _on_envpool(theirs: Contestant, *, flags: str = "", memory_kept: bool = False) -> Contestant:
     """Return a script of CleanRL on our environments, as it is or keeping freed memory."""
     name = theirs.name + ", memory kept" * memory_kept
@@ -198,6 +205,7 @@ _BF16, _AUX_BF16 = "--compute.policy-precision bf16", "--compute.aux-precision b
 _BOTH = {", both phases bf16": f"{_BF16} {_AUX_BF16}"}
 # A GPU takes minibatches as they are, and is warm after two iterations.
 _GPU = "--compute.device cuda --compute.compile on"
+_TOY = "--env.num-envs 4 --compute.device cpu --compute.compile off"
 # All are set to a million steps, in which ours is compiled by default, and stopped after 20
 # iterations of 2,048.
 _CHEETAH = "--env.id envpool:HalfCheetah-v4"
@@ -235,16 +243,21 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     ),
     "procgen-ppo-gpu": _procgen_ppo(114_688, _GPU, 2),
     "procgen-ppg-gpu": _procgen_ppg(98_304, _GPU, 2, {"": ""} | _BOTH),
-    "tensors-gpu": (
-        *(_ours(f"phasicrl, CartPole as tensors, {num_envs:,}", "--tensors cuda compat-cleanrl-ppo",
-                f"--env.num-envs {num_envs} {_GPU} --total-env-steps {num_envs * 2560}",
-                group=str(num_envs))
-          for num_envs in (2048, 16_384)),
-        _ours("phasicrl, mjlab's cartpole, 4,096", "classic-ppo",
-              "--env.id mjlab:Mjlab-Cartpole-Balance --env.num-envs 4096 --ppo.num-steps 32 "
-              "--model.value-path separate --model.policy-obs actor --model.value-obs critic "
-              f"--ppo.num-minibatches 4 --total-env-steps 2_621_440 {_GPU}", group="mjlab"),
+    "tensors-gpu": tuple(
+        _ours(f"phasicrl, CartPole as tensors, {num_envs:,}", "--tensors cuda compat-cleanrl-ppo",
+              f"--env.num-envs {num_envs} {_GPU} --total-env-steps {num_envs * 2560}",
+              group=str(num_envs))
+        for num_envs in (2048, 16_384)
     ),
+    "mjlab-gpu": (
+        _mjlab(f"--env.num-envs 4096 --ppo.num-steps 32 --total-env-steps 2_621_440 {_GPU}"),
+    ),
+    # Without a GPU, to check that everything is there.
+    "tensors-toy": (
+        _ours("phasicrl, CartPole as tensors", "--tensors cpu compat-cleanrl-ppo",
+              f"--ppo.num-steps 8 --total-env-steps 128 {_TOY}"),
+    ),
+    "mjlab-toy": (_mjlab(f"--ppo.num-steps 8 --total-env-steps 128 {_TOY}"),),
     # A minute, to check that everything is there; its rates mean nothing.
     "procgen-toy": (
         _ours("phasicrl", "compat-cleanrl-ppo-procgen", "--env.id starpilot --env.num-envs 4 "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shlex
 import subprocess
 import time
@@ -28,24 +29,40 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_steps_run_once_and_a_failed_one_is_skipped_until_its_mark_is_removed(
-    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A comparison without a result is a failure, too; one that cannot be made is named."""
     run: list[str] = []
 
     def run_command(words: str, log: Path, seconds: float) -> None:
         run.append(shlex.split(words)[0])
-        if "bench" in words:
+        if "phasicrl bench" in words:
             raise subprocess.CalledProcessError(1, words)
         Path(words.split()[-1].removeprefix("--junitxml=")).touch()
 
     monkeypatch.setattr(gpu, "run_command", run_command)
     monkeypatch.setattr(gpu, "train_until", lambda *_, **__: run.append("train"))
-    for calls in (4, 5):  # an unfinished training continues
+    monkeypatch.setattr(gpu, "find_spec", {}.get)
+    for calls in (5, 6):  # an unfinished training continues
         gpu.main(results=tmp_path, toy=True)
         assert len(run) == calls
+    assert "mjlab is left out" in capsys.readouterr().out
+    assert len(list((tmp_path / "logs").glob("*.failed"))) == 3
     next((tmp_path / "logs").glob("bench*.failed")).unlink()
     gpu.main(results=tmp_path, toy=True)
-    assert len(run) == 7
+    assert len(run) == 8
+
+
+@pytest.mark.long
+def test_simulators_are_timed_also_without_mjlab(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "find_spec", {}.get)
+    ((name, _, words),) = (x for x in gpu.steps(None, tmp_path, toy=True) if "versus" in x[0])
+    gpu.run_command(words, tmp_path / "log", 300)
+    (row,) = json.loads((tmp_path / name).read_text())["summary"]
+    assert row["contestant"] == "phasicrl, CartPole as tensors" and row["rate"] > 0
 
 
 def test_training_stops_after_a_phase_and_continues(gpu: ModuleType, tmp_path: Path) -> None:
@@ -58,10 +75,13 @@ def test_training_stops_after_a_phase_and_continues(gpu: ModuleType, tmp_path: P
     assert [row["env_steps"] for row in run.metrics()] == [32, 64, 96, 128]
 
 
-def test_every_measurement_has_options_that_exist(gpu: ModuleType, tmp_path: Path) -> None:
+def test_every_measurement_has_options_that_exist(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "find_spec", {"mjlab": True}.get)
     commands = [words for _, _, words in gpu.steps(tmp_path, tmp_path, toy=False)]
     bench = [shlex.split(words)[3:] for words in commands if "phasicrl bench" in words]
-    assert len(bench) == 2 * 2 * 2 + 1 and len(commands) == len(bench) + 5
+    assert len(bench) == 2 * 2 * 2 + 1 and len(commands) == len(bench) + 6
     for words in bench[:-1]:
         config = cli.parse_config(words[: words.index("--seconds")])
         assert config.compute.device == "cuda"
