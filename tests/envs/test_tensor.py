@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.lab.film.video import film
 from phasicrl.training.evaluate import evaluate
 from tests.envs import counting
-from tests.envs.acting import check_known_episodes, check_known_masks
+from tests.envs.acting import check_known_episodes, check_known_masks, draw_action
 from tests.envs.simulators import RestoredEnvs, TensorEnvs
 from tests.helpers import assert_same_run, stop_at, tiny, tiny_aux
 
@@ -35,24 +36,32 @@ def make(simulator: Any, num_envs: int = 2) -> VectorEnv:
     return make_envs(config, seed=1, make_vector_env=lambda _: simulator)
 
 
-class Wrong(TensorEnvs):
-    """Simulator with one wrong value in its third step."""
+class Changed(TensorEnvs):
+    """Simulator that passes the list of a step's values to a function, which may change it."""
 
-    def __init__(self, which: int, value: Any) -> None:
-        super().__init__(counting.Counting, 2, "raw")
-        self._which, self._value, self._time = which, value, 0
+    def __init__(self, kind: Any, change: Callable[[list[Any]], Any], end: str = "raw") -> None:
+        super().__init__(kind, 2, end)
+        self._change = change
 
     def step(self, action: Any) -> Any:
-        values, self._time = list(super().step(action)), self._time + 1
-        if self._time == 3:
-            values[self._which] = self._value
+        self._change(values := list(super().step(action)))
         return tuple(values)
+
+
+class FlatMaskInObservation(counting.Masked):
+    observation_space = gym.spaces.Dict(
+        action_mask=gym.spaces.MultiBinary(7), counts=counting.Counting.observation_space
+    )
+
+    def _observe(self) -> Any:
+        return {"action_mask": np.concatenate(self._mask()), "counts": super()._observe()}
 
 
 @pytest.mark.parametrize("end", ["raw", "final_obs", "final_observation"])
 def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
     check_known_episodes(make(TensorEnvs(counting.PlainCounting, 3, end), 3))
-    check_known_masks(make(TensorEnvs(counting.MaskedInFlatInfo, 3, end), 3))
+    for kind in (counting.MaskedInFlatInfo, FlatMaskInObservation):
+        check_known_masks(make(TensorEnvs(kind, 3, end), 3))
 
 
 @pytest.mark.parametrize(
@@ -71,23 +80,10 @@ def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
     ],
 )
 def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
-    envs = make(Wrong(which, value))
+    envs = make(Changed(counting.Counting, lambda values: values.__setitem__(which, value)))
     envs.reset()
     with pytest.raises(EnvError, match=f"^simulated: step.*{message}"):
-        for _ in range(3):
-            envs.step(torch.zeros(2, dtype=torch.int64))
-
-
-class Ending(TensorEnvs):
-    """Simulator with replaced final observations."""
-
-    def __init__(self, kind: Any, value: Any) -> None:
-        super().__init__(kind, 2, "final_obs")
-        self._value = value
-
-    def step(self, action: Any) -> Any:
-        *values, info = super().step(action)
-        return *values, {"final_obs": self._value} if "final_obs" in info else None
+        envs.step(torch.zeros(2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +92,17 @@ class Ending(TensorEnvs):
         (torch.zeros(2, 4), r"returned info\['final_obs'\] of shape \(2, 4\); expected"),
         (np.zeros((2, 3)), r"returned info\['final_obs'\] of type ndarray; expected a tensor"),
         (None, r"final_obs.*reset_rows.*has_final_obs"),
+        ("obs", r"returned obs as info\['final_obs'\]; expected a copy before the reset"),
     ],
 )
 def test_wrong_or_missing_final_observations_are_named(value: Any, message: str) -> None:
     """An `info` of None has no final observations."""
-    envs = make(Ending(counting.PlainCounting, value))
+
+    def change(values: list[Any]) -> None:
+        final = values[0] if isinstance(value, str) else value
+        values[4] = {"final_obs": final} if "final_obs" in values[4] else None
+
+    envs = make(Changed(counting.PlainCounting, change, "final_obs"))
     envs.reset()
     with pytest.raises(EnvError, match=message):
         for _ in range(5):
@@ -114,10 +116,8 @@ def test_wrong_or_missing_final_observations_are_named(value: Any, message: str)
 def test_numbers_that_an_integer_space_would_change_are_found(
     space: gym.Space[Any], value: float, is_right: int
 ) -> None:
-    class Fixed(TensorEnvs):
-        def step(self, action: Any) -> Any:
-            obs, *others = super().step(action)
-            return torch.full(obs.shape, value, dtype=torch.float64), *others
+    def change(values: list[Any]) -> None:
+        values[0] = torch.full(values[0].shape, value, dtype=torch.float64)
 
     class Numbers(counting.PlainCounting):
         observation_space = space
@@ -125,7 +125,7 @@ def test_numbers_that_an_integer_space_would_change_are_found(
         def _observe(self) -> Any:
             return np.zeros(space.shape or (), space.dtype)
 
-    envs = make(Fixed(Numbers, 2, "raw"))
+    envs = make(Changed(Numbers, change))
     envs.reset()
     with nullcontext() if is_right else pytest.raises(EnvError, match="outside its space"):
         assert (envs.step(torch.zeros(2, dtype=torch.int64)).obs == 7).all()
@@ -146,31 +146,34 @@ def test_an_action_out_of_bounds_names_the_option_that_clips() -> None:
 
 
 def test_a_discrete_observation_outside_of_its_space_is_found() -> None:
-    class Stages(TensorEnvs):
-        def step(self, action: Any) -> Any:
-            obs, *others = super().step(action)
-            obs["more"][0][1] = 11  # counted from two, nine of them
-            return obs, *others
+    def change(values: list[Any]) -> None:
+        values[0]["more"][0][1] = 11  # counted from two, nine of them
 
-    envs = make(Stages(counting.Structured, 2, "raw"))
+    envs = make(Changed(counting.Structured, change))
     envs.reset()
     with pytest.raises(EnvError, match="outside its space"):
         envs.step(torch.zeros(2, 5))
 
 
 def test_a_mask_that_allows_nothing_is_found() -> None:
-    class Blocked(TensorEnvs):
-        def step(self, action: Any) -> Any:
-            *others, info = super().step(action)
-            info["action_mask"][1, 4:] = False
-            return *others, info
+    def change(values: list[Any]) -> None:
+        values[4]["action_mask"][1, 4:] = False
 
-    envs = make(Blocked(counting.MaskedInFlatInfo, 2, "final_obs"))
+    envs = make(Changed(counting.MaskedInFlatInfo, change, "final_obs"))
     envs.reset()
     with pytest.raises(EnvError, match="mask that allows nothing"):
-        assert envs.action_mask is not None
-        parts = envs.action_mask.int().split([4, 3], 1)
-        envs.step(torch.stack([part.argmax(1) for part in parts], 1))
+        envs.step(draw_action(envs, np.random.default_rng(1)))
+
+
+def test_masks_begin_with_the_first_reset() -> None:
+    class Late(TensorEnvs):
+        def reset(self, **given: Any) -> Any:
+            return super().reset(**given)[0], {}
+
+    envs = make(Late(counting.MaskedInFlatInfo, 2, "raw"))
+    envs.reset()
+    with pytest.raises(EnvError, match=r"'action_mask' that reset\(\) did not return"):
+        envs.step(torch.zeros(2, 2, dtype=torch.int64))
 
 
 def test_neither_side_changes_the_other_sides_random_numbers() -> None:
@@ -213,7 +216,7 @@ class VecEnv:
 
     num_envs, num_actions, device = 2, 1, "cpu"
 
-    def __init__(self, *, tells: bool, limit: int | None) -> None:
+    def __init__(self, *, tells: bool, limit: Any) -> None:
         self._time, self._tells = torch.zeros(2), tells
         self.max_episode_length = limit
 
@@ -230,9 +233,9 @@ class VecEnv:
         return self.get_observations(), reward, dones.long(), extras
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(tells: bool) -> None:
-    envs = make(VecEnv(tells=tells, limit=None if tells else 3))
+@pytest.mark.parametrize("limit", [None, 3, torch.tensor([3, 9])])
+def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(limit: Any) -> None:
+    envs = make(VecEnv(tells=limit is None, limit=limit))
     assert envs.observation_space["policy"].shape == (1,)  # type: ignore[index]
     assert not envs.has_final_obs and envs.exact_state == "none"
     envs.reset()
@@ -241,7 +244,7 @@ def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(tells: bool) ->
     ended = [t for t, step in enumerate(steps, 1) if step.terminated[1]]
     assert cut == [3, 6, 9, 12, 15]
     # Without time_outs, whatever lasts as long as the limit was cut by it.
-    assert ended == ([5, 10, 15] if tells else [])
+    assert ended == ([] if isinstance(limit, int) else [5, 10, 15])
     assert steps[2].reward.tolist() == [3, 3] and steps[3].reward.tolist() == [1, 4]
     assert all(step.final_obs is None for step in steps)
 
@@ -270,11 +273,25 @@ def test_isaac_lab_says_what_its_time_limit_means_and_hands_over_final_observati
     assert (steps[-1].final_obs.view(torch.float32)[0] == 9).all()
 
 
-def test_rsl_rl_environments_that_tell_no_limit_are_refused() -> None:
-    envs = make(VecEnv(tells=False, limit=None))
+def test_rsl_rl_environments_that_tell_no_limit_or_have_no_groups_are_refused() -> None:
+    vector = VecEnv(tells=False, limit=None)
+    envs = make(vector)
     envs.reset()
     with pytest.raises(EnvError, match=r"time_outs.*max_episode_length.*expected one"):
         envs.step(torch.zeros(2, 1))
+    vector.get_observations = lambda: (torch.zeros(2, 1), {})  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match="rsl_rl 1 or 2; expected groups"):
+        make(vector)
+
+
+def test_groups_of_rsl_rl_may_be_nested_and_images_stay_images() -> None:
+    class Seeing(VecEnv):
+        def get_observations(self) -> Any:
+            return {"eyes": {"left": torch.ones(2, 4, 4, 3).byte()}, **super().get_observations()}
+
+    envs: Any = make(Seeing(tells=True, limit=None))
+    assert envs.observation_space["eyes"]["left"] == gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    assert (envs._layout.unpack(envs.reset())["eyes"]["left"] == 1).all()
 
 
 def test_an_asymmetric_critic_trains_on_rsl_rl_environments(tmp_path: Path) -> None:
@@ -297,16 +314,15 @@ class Diverging(TensorCartPole):
 
 
 @pytest.mark.parametrize("is_pure", [True, False])
-def test_a_diverged_network_is_named_and_not_the_simulator(tmp_path: Path, is_pure: bool) -> None:
+def test_a_diverged_network_is_named_and_not_the_simulator(
+    tmp_path: Path, is_pure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def spoil(run: Any, record: Any) -> None:
         run.agent.policy_head.linear.weight.data.fill_(math.nan)
 
-    class Simulated(Diverging):
-        pass
-
-    Simulated.is_pure = is_pure
+    monkeypatch.setattr(Diverging, "is_pure", is_pure)
     with pytest.raises(ValueError, match="policy"):
-        phasicrl.train(tiny(tmp_path), make_vector_env=lambda num: Simulated(num), callbacks=spoil)
+        phasicrl.train(tiny(tmp_path), make_vector_env=lambda num: Diverging(num), callbacks=spoil)
 
 
 def test_a_wrong_first_observation_is_found_before_a_network_sees_it() -> None:

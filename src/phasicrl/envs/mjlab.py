@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 import warp  # pyright: ignore[reportMissingImports]
-from gymnasium.spaces import Dict, Space
 from torch import Tensor
 
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.options import convert_options
-from phasicrl.envs.rsl_rl import unbounded
+from phasicrl.envs.rsl_rl import make_space, unbounded
 
 warp.config.log_level = 30  # warnings only; set before the tasks are imported
 from mjlab.envs import ManagerBasedRlEnv  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -59,8 +58,8 @@ class MjlabSimulator:
     def __init__(self, envs: Any) -> None:
         self._envs, self.close = envs, envs.close
         self.num_envs, self.device = envs.num_envs, envs.device
-        self.single_observation_space = _convert(envs.single_observation_space)
-        self.single_action_space = _convert(envs.single_action_space)
+        self.single_observation_space = make_space(envs.observation_space)
+        self.single_action_space = unbounded(*envs.single_action_space.shape)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every environment."""
@@ -78,10 +77,3 @@ class MjlabSimulator:
         rows = ended.nonzero().squeeze(1)
         obs = self._envs.reset(env_ids=rows)[0] if len(rows) else self._envs.obs_buf
         return obs, {}
-
-
-def _convert(space: Any) -> Space[Any]:
-    """Return Gymnasium's space of one of mjlab, where all boxes are unbounded."""
-    if hasattr(space, "spaces"):
-        return Dict([(name, _convert(part)) for name, part in space.spaces.items()])
-    return unbounded(*space.shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Space
 from torch import Tensor
 
 from phasicrl.envs.checks import Invalid
@@ -24,19 +24,19 @@ class RslRlSimulator:
     def __init__(self, envs: Any) -> None:
         self._envs, config = envs, getattr(envs, "cfg", None)
         self.has_final_obs = bool(getattr(config, "compute_final_obs", False))
-        if hasattr(envs, "close"):
-            self.close = envs.close
+        self.close = getattr(envs, "close", lambda: None)
         self._is_finite = bool(getattr(config, "is_finite_horizon", False))
         self.num_envs, self.device = envs.num_envs, envs.device
-        self.single_observation_space = Dict(
-            [(name, unbounded(*obs.shape[1:])) for name, obs in self._observe().items()]
-        )
+        obs = envs.get_observations()
+        if not hasattr(obs, "items"):
+            raise Invalid("returned a VecEnv of rsl_rl 1 or 2; expected groups in a TensorDict")
+        self.single_observation_space = make_space(obs)
         self.single_action_space = unbounded(envs.num_actions)
         self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the current observations: a `VecEnv` has no seed, and has reset itself."""
-        return self._observe(), {}
+        return dict(self._envs.get_observations().items()), {}
 
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step every environment with its action `[B, K]`.
@@ -44,23 +44,26 @@ class RslRlSimulator:
         Raises:
             Invalid: a time limit looks like a termination.
         """
+        # A step may change the limits, of which there is one, or one for each environment.
+        lasted, limit = self._lengths + 1, getattr(self._envs, "max_episode_length", None)
+        at_limit: Any = None if limit is None else lasted >= limit
         obs, reward, dones, extras = self._envs.step(action)
-        done = dones.bool()
-        self._lengths += 1
-        time_outs = extras.get("time_outs")
-        if self._is_finite:
-            time_outs = torch.zeros_like(done)
-        elif time_outs is None:
-            if not (limit := getattr(self._envs, "max_episode_length", None)):
-                text = "returned neither extras['time_outs'] nor has a max_episode_length"
-                raise Invalid(f"{text}; expected one, to tell a time limit from a termination")
-            time_outs = self._lengths >= limit
-        truncated = done & time_outs.bool()
-        self._lengths.masked_fill_(done, 0)
+        done, time_outs = dones.bool(), extras.get("time_outs", at_limit)
+        if time_outs is None and not self._is_finite:
+            text = "returned neither extras['time_outs'] nor has a max_episode_length"
+            raise Invalid(f"{text}; expected one, to tell a time limit from a termination")
+        truncated = torch.zeros_like(done) if self._is_finite else done & time_outs.bool()
+        self._lengths = torch.where(done, 0, lasted)
         return dict(obs.items()), reward, done & ~truncated, truncated, extras
 
-    def _observe(self) -> dict[str, Tensor]:
-        return dict(self._envs.get_observations().items())
+
+def make_space(given: Any) -> Space[Any]:
+    """Return the space of observations `[B, …]`, or of a dictionary of their groups."""
+    groups = getattr(given, "spaces", given)
+    if hasattr(groups, "items"):
+        return Dict([(name, make_space(part)) for name, part in groups.items()])
+    is_image = given.dtype == torch.uint8 and len(given.shape) == 4
+    return Box(0, 255, given.shape[1:], np.uint8) if is_image else unbounded(*given.shape[1:])
 
 
 def unbounded(*shape: int) -> Box:

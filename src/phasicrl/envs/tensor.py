@@ -13,6 +13,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.checks import (
     MASK,
+    MASK_REMEDY,
     REMEDY,
     Invalid,
     check_tuple,
@@ -40,8 +41,9 @@ class Simulator(Protocol):
 
     `reset(seed=…)` returns observations and `info`; `step(action)` returns observations, rewards,
     terminated, truncated and `info`. Observations `[B, …]` (or a dict or tuple of them), actions,
-    rewards `[B]` and flags `[B]` bool are on one device. `info` may have the entry `action_mask`,
-    `[B, A]` bool. Tensors may be views of the simulator's memory: they are copied.
+    rewards `[B]` and flags `[B]` bool are on one device. `info`, or a dict of observations, may
+    have the entry `action_mask`, `[B, A]` bool. Tensors may be views of the simulator's memory:
+    they are copied.
 
     An episode's end is handled in one of two ways:
 
@@ -105,7 +107,6 @@ class TensorVectorEnv:
         self.device = torch.empty(0, device=simulator.device).device  # with its index
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
-        self._resets_rows = hasattr(simulator, "reset_rows")
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
         self.exact_state: RestoreMethod = "snapshot" if hasattr(simulator, "get_state") else "none"
         is_known = self.has_final_obs and self.exact_state == "snapshot"
@@ -128,19 +129,20 @@ class TensorVectorEnv:
         self._num_steps = 0
         self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
-        self._widths = list(count_choices(self.action_space))
+        self._widths = list(count_choices(self.action_space)) if config.action_masks else []
+        self._masks_in_obs = properties.mask_source == "observation"
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self._has_extra = warn_of_extra_keys(name, properties, obs)
-            self.mask_size = sum(self._widths) if config.action_masks and MASK in info else 0
-            self._first: _First | None = (*self._pack(obs), self._read_mask(info))
+            self.mask_size = sum(self._widths) if self._masks_in_obs or MASK in info else 0
+            self._first: _First | None = (*self._pack(obs), self._read_mask(obs, info))
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
         if self._first is None:
             with self._call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
-                self._first = *self._pack(obs), self._read_mask(info)
+                self._first = *self._pack(obs), self._read_mask(obs, info)
         (obs, self._is_valid, self.action_mask), self._first = self._first, None
         self.obs = obs
         self.check_numbers(self._is_valid, "reset()")
@@ -174,26 +176,29 @@ class TensorVectorEnv:
         reward, *flags = (self._copy(x, (), name) for x, name in zip(given, names, strict=True))
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
-        (obs, is_valid), mask, final_obs = self._pack(given_obs), self._read_mask(info), None
-        checks = [reward.isfinite().all(), is_valid]
+        (obs, is_valid), mask = self._pack(given_obs), self._read_mask(given_obs, info)
+        checks, final_obs = [reward.isfinite().all(), is_valid], None
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step.
         if not self.is_pure and self.device.type == "cpu" and not ended.any():
             pass
-        elif self._resets_rows:
+        elif hasattr(self._simulator, "reset_rows"):
             final_obs = obs
             given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
             # Rows that go on keep what the step returned: a reset may change them, too.
-            (first, is_valid), first_mask = self._pack(given_obs, ended), self._read_mask(info)
+            first, is_valid = self._pack(given_obs, ended, "obs after reset_rows()")
+            first_mask = self._read_mask(given_obs, info)
             checks.append(is_valid)
             obs = torch.where(_expand(ended, obs), first, obs)
             if mask is not None and first_mask is not None:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
         elif self.has_final_obs:
-            given_obs = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
-            if given_obs is not None:
-                final_obs, is_valid = self._pack(given_obs, ended, "info['final_obs']")
+            given_final = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
+            if given_final is given_obs:
+                raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
+            if given_final is not None:
+                final_obs, is_valid = self._pack(given_final, ended, "info['final_obs']")
                 checks.append(is_valid)
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
@@ -222,8 +227,7 @@ class TensorVectorEnv:
         with self._use_generators():
             outputs = call([*inputs, *current, *state.values()])
         start, end = (len(outputs) - n for n in (len(current) + len(state), len(state)))
-        self.obs, *masks = outputs[start:end]
-        self.action_mask = masks[0] if masks else None
+        self.obs, self.action_mask = (*outputs[start:end], None)[:2]
         self._simulator.set_state(dict(zip(state, outputs[end:], strict=True)))
         return outputs[:start]
 
@@ -267,8 +271,7 @@ class TensorVectorEnv:
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Restore the result of `state_dict`, and return the current observations `[B, …]`."""
         with self._call("set_state()"):
-            given = {name: values.to(self.device) for name, values in state["simulator"].items()}
-            self._simulator.set_state(given)
+            self._simulator.set_state({k: x.to(self.device) for k, x in state["simulator"].items()})
         self._random |= {x: state["random"][x] for x in self._random if x in state["random"]}
         self._first, mask = None, state["mask"]
         self.action_mask = None if mask is None else mask.to(self.device)
@@ -333,10 +336,13 @@ class TensorVectorEnv:
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
-    def _read_mask(self, info: Mapping[str, Any]) -> Tensor | None:
-        if not self.mask_size:
-            return None
-        return self._copy(info.get(MASK), (self.mask_size,), f"info[{MASK!r}]").bool()
+    def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
+        mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
+        if self.mask_size:
+            return self._copy(mask, (self.mask_size,), MASK).bool()
+        if self._widths and mask is not None:
+            raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
+        return None
 
 
 @contextmanager
