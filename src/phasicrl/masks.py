@@ -82,5 +82,4 @@ def _is_sequence(mask: Any) -> bool:
 
 def to_numeric(value: Any) -> np.ndarray | None:
     """Return a value as an array of numbers; None if it is something else."""
-    array = to_array(value)
-    return array if array.dtype.kind in "biuf" else None
+    return array if (array := to_array(value)).dtype.kind in "biuf" else None

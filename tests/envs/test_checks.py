@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from functools import partial
 from typing import Any
 
@@ -205,26 +204,6 @@ def test_a_close_that_raises_is_a_warning(
     assert envs.step(NEVER[:1]).reward.tolist() == [1.0]
     with pytest.warns(RuntimeWarning, match=r"close\(\)"):
         envs.close()
-
-
-class Rich(MaskedInObservation):
-    """Environment that returns an entry `speed` that its space lacks."""
-
-    def _observe(self) -> Any:
-        obs: Any = super()._observe()
-        return obs | {"speed": np.zeros(2)}
-
-
-def test_entries_that_the_space_lacks_are_warned_of_once() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        envs, rng = make(Rich), np.random.default_rng(1)
-        envs.reset()
-        for _ in range(9):
-            envs.step(draw_action(envs, rng))
-        envs.close()
-    (text,) = (str(each.message) for each in caught)
-    assert text.startswith("mine: ") and "'speed'" in text and "action_mask" not in text
 
 
 class Strict(Spaces):

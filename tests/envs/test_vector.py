@@ -124,7 +124,7 @@ def broken(num_envs: int) -> Any:
     raise RuntimeError("no licence")
 
 
-NANS, TEXT = np.full((3, 3), np.nan), gym.spaces.Text(5)
+NANS, ROWS, TEXT = np.full((3, 3), np.nan), np.ones((3, 3)), gym.spaces.Text(5)
 REFUSED: dict[str, tuple[Any, str]] = {
     "no function": (3, "make_vector_env"),
     "no environment": (lambda num_envs: object(), "returned a object with num_envs None"),
@@ -147,8 +147,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "too large": (answering(0, np.full((3, 3), -1e300)), r"1e\+300.*; expected at most .*float32"),
     "info of a list": (answering(4, [1]), r"returned info \[1\] of type list; expected a dict"),
     "no final_obs": (answering(4, {}), r"environment \d .*info\['final_obs'\] None; expected"),
+    "old name": (answering(4, {"final_observation": ROWS}), r"'final_obs'.*'final_observation'"),
 }
-ROWS = np.ones((3, 3))
 FINALS: dict[str, tuple[Any, str]] = {
     "ended ones only": (lambda ended: ROWS[ended], r"shape \(1, 3\)"),
     "ended ones as objects": (lambda ended: np.array([None, *ROWS], object)[1:][ended], "array"),
@@ -187,14 +187,6 @@ def test_final_observations_in_a_wrong_form_are_named(case: str) -> None:
     assert re.search(WHY.get(case, r"no episode ended(;| \(an obs)"), str(caught.value))
 
 
-def test_the_old_name_of_final_observations_is_recognized() -> None:
-    envs = make(answering(4, {"final_observation": ROWS}))
-    envs.reset()
-    with pytest.raises(EnvError, match=r"'final_obs'.*'final_observation'"):
-        for _ in range(6):
-            envs.step(NEVER)
-
-
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str) -> None:
     make_vector_env, message = REFUSED[case]
@@ -218,17 +210,6 @@ def test_a_close_that_raises_is_a_warning() -> None:
     envs.reset()
     with pytest.warns(RuntimeWarning, match=r"mine: close\(\).*RuntimeError: no connection"):
         envs.close()
-
-
-def test_entries_that_the_space_lacks_are_warned_of() -> None:
-    class Rich(gym.vector.VectorWrapper):
-        def reset(self, **options: Any) -> Any:
-            obs, info = super().reset(**options)
-            return obs | {"speed": np.zeros(3)}, info
-
-    envs = make(lambda num_envs: Rich(sync(Structured)(num_envs)))
-    with pytest.warns(UserWarning, match=r"^mine: .*'speed'"):
-        envs.reset()
 
 
 def test_masks_can_be_left_unread() -> None:

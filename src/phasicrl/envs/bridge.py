@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -77,11 +77,6 @@ class EpisodeActions:
         self._steps: deque[np.ndarray] = deque()
         self._lengths = np.zeros(num_envs, np.int64)
 
-    def clear(self) -> None:
-        """Delete all actions, after a reset of every environment."""
-        self._steps.clear()
-        self._lengths[:] = 0
-
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
         """Add the actions `[B, …]` of a step, and the flags `[B]` of the episodes that it ended."""
         self._steps.append(action.copy())
@@ -99,8 +94,8 @@ class EpisodeActions:
         actions = np.array(list(self._steps), self._dtype).reshape(-1, *self._shape)
         return actions, self._lengths.copy()
 
-    def set_state(self, actions: np.ndarray, lengths: np.ndarray) -> None:
-        """Restore the result of `get_state`."""
+    def set_state(self, actions: Sequence[np.ndarray] | np.ndarray, lengths: Any) -> None:
+        """Restore the result of `get_state`; no actions and length 0 after a reset of all."""
         self._steps = deque(actions)
         self._lengths[:] = lengths
 
@@ -145,7 +140,7 @@ class NumpyVectorEnv:
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
         obs, mask = self._guard("reset()", self.reset_seconds, self._reset)
-        self._episodes.clear()
+        self._episodes.set_state([], 0)
         self._num_steps = 0
         return self._set_current(obs, mask)
 

@@ -125,10 +125,9 @@ class GymnasiumEnv(NumpyVectorEnv):
         return NumpyStep(obs, reward, terminated, truncated, final_obs, info.get(MASK), restarts)
 
     def _get_episode_starts(self) -> list[Any]:
-        try:
+        with contextlib.suppress(ProcessLostError):  # the next step raises it again
             return list(self._vector.call("get_episode_start"))
-        except ProcessLostError:  # the next step raises it again
-            return [None] * self.num_envs
+        return [None] * self.num_envs
 
     def _replay(self, starts: list[Any], actions: list[np.ndarray]) -> ObsAndMask:
         self._seeds = None

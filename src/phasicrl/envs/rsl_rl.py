@@ -46,13 +46,14 @@ class RslRlSimulator:
         """
         # A step may change the limits, of which there is one, or one for each environment.
         lasted, limit = self._lengths + 1, getattr(self._envs, "max_episode_length", None)
-        at_limit: Any = None if limit is None else lasted >= limit
+        at_limit = None if limit is None else lasted >= limit
         obs, reward, dones, extras = self._envs.step(action)
-        done, time_outs = dones.bool(), extras.get("time_outs", at_limit)
-        if time_outs is None and not self._is_finite:
+        done, none = dones.bool(), torch.zeros_like(dones)
+        time_outs = none if self._is_finite else extras.get("time_outs", at_limit)
+        if time_outs is None:
             text = "returned neither extras['time_outs'] nor has a max_episode_length"
             raise Invalid(f"{text}; expected one, to tell a time limit from a termination")
-        truncated = torch.zeros_like(done) if self._is_finite else done & time_outs.bool()
+        truncated = done & time_outs.bool()
         self._lengths = torch.where(done, 0, lasted)
         return dict(obs.items()), reward, done & ~truncated, truncated, extras
 

@@ -194,7 +194,7 @@ def evaluate(
         ValueError: the directory is not a run directory, has no weights yet, or `levels` has no
             effect for its environment.
     """
-    if not isinstance(episodes, int) or episodes < 1:
+    if not hasattr(episodes, "__index__") or episodes < 1:
         raise ValueError(f"episodes is {episodes!r}; expected an integer of at least 1")
     if not policies or not {*policies} <= {"greedy", "sampled"}:
         raise ValueError(f"policies is {policies!r}; expected a list of greedy, sampled or both")
