@@ -163,8 +163,7 @@ class RunDirectory:
                     f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
-        config = self.config
-        require_imported_modules(config, self.path / CONFIG_FILE)
+        require_imported_modules(config := self.config, self.path / CONFIG_FILE)
         return config
 
     @property
@@ -359,6 +358,8 @@ class RunDirectory:
     ) -> None:  # fmt: skip
         """Check that environments have the spaces of the training; warn of other bounds.
 
+        EnvPool's and Gymnasium's form of an environment may have floats of different widths.
+
         Args:
             spaces: parts of the spaces of the environments, from `describe_spaces`.
             trained: those of the training; empty for those in `card.json`.
@@ -372,12 +373,13 @@ class RunDirectory:
         if trained.keys() != spaces.keys():
             old, new = (", ".join(f"{part} {x[part]}" for part in x) for x in (trained, spaces))
             raise ValueError(f"{source} {old}, and {name} has {new}; expected the same")
-        both = [(part, trained[part], spaces[part]) for part in spaces]
+        both = [(part, str(trained[part]), spaces[part]) for part in spaces]
+        wide = "float64", "float32"  # read as float32, and given as the environment wants it
         text = "; ".join(
             f"{source} {part} {before}, and {name} has {now}"
-            for part, before, now in both if before != now
+            for part, before, now in both if before.replace(*wide) != now.replace(*wide)
         )  # fmt: skip
-        if any(str(old).split(" of ")[0] != str(new).split(" of ")[0] for _, old, new in both):
+        if any(old.split(" of ")[0] != new.split(" of ")[0] for _, old, new in both):
             raise ValueError(f"{text}; expected the same")
         if text:
             warnings.warn(text, stacklevel=2)
