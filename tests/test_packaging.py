@@ -27,9 +27,9 @@ LIMITS = {
     "reading path": 1_127,
     "file of options": 479,
     "largest other file": 375,
-    "tests": 19_986,
-    "benchmarks + tools": 4_675,
-    "words of docs": 24_362,
+    "tests": 19_993,
+    "benchmarks + tools": 4_691,
+    "words of docs": 24_372,
     "lines of README": 120,
 }
 
