@@ -126,12 +126,11 @@ class Agent(nn.Module):
         value_config = replace(config, activation=value_activation, policy_obs=config.value_obs)
         self.encoder = new_encoder(config)
         self.value_encoder = new_encoder(value_config) if self.value_path == "separate" else None
-        self.memory = new_memory(self.encoder)
+        self.memory = memory = new_memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else new_memory(self.value_encoder)
-        new_policy_head = partial(new_head, "policy", self.memory)
-        self.policy_head = PolicyHead(action_space, action, new_policy_head)
-        self.value_head = new_head("value", self.value_memory or self.memory)
-        self.aux_value_head = new_head("aux_value", self.memory) if auxiliary else None
+        self.policy_head = PolicyHead(action_space, action, partial(new_head, "policy", memory))
+        self.value_head = new_head("value", self.value_memory or memory)
+        self.aux_value_head = new_head("aux_value", memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
         if (statistics := value_norm.statistics) != "none":
             self.value_normalizer = ValueNormalizer(statistics=statistics, decay=value_norm.decay)
