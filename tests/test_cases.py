@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import warnings
@@ -280,11 +281,13 @@ NORM = {"obs_norm.statistics": "moments"}
      (gym.spaces.Dict(image=image(255), other=BYTES), IMAGE, 0),
      (gym.spaces.Dict(image=image(1), place=VECTOR), IMAGE, 0)],
 )  # fmt: skip
+@pytest.mark.parametrize("num_dark", [0, 6])
 def test_floats_of_bytes_are_refused(
-    tmp_path: Path, space: Any, changes: dict[str, Any], value: float
+    tmp_path: Path, space: Any, changes: dict[str, Any], value: float, num_dark: int
 ) -> None:
-    """Bounds decide, or first observations where bounds are infinite or not kept."""
-    make_env = lamp(observation_space=space, observe=lambda self: fill(value, space))
+    """Bounds decide, or observations where bounds are infinite or not kept, also late ones."""
+    values = itertools.chain([0] * num_dark, itertools.repeat(value))
+    make_env = lamp(observation_space=space, observe=lambda self: fill(next(values), space))
     with pytest.raises(ValueError, match="uint8"):
         play(tmp_path, make_env, **changes)
 

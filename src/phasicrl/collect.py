@@ -80,7 +80,7 @@ class Collector:
 
         Raises:
             MemoryError: memory is exhausted; the message names the option to lower.
-            ValueError: a network has diverged.
+            ValueError: a network has diverged, or images are floats as large as bytes.
         """
         with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):
             with self.executor.world.sync_errors("a rollout"):
@@ -107,6 +107,7 @@ class Collector:
                 policy=rollout.log_prob,
                 value_function=torch.cat([rollout.value, rollout.next_value]),
             )
+            self.agent.check_images(rollout.obs.flatten(0, 1))
 
     def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
         """Act and step T times.

@@ -163,7 +163,7 @@ class Agent(nn.Module):
         """Check that no network reads floats as large as bytes, see `check_image_scale`.
 
         Args:
-            stored: first observations `[N, …]`; None to check the bounds of the space.
+            stored: observations `[N, …]`; None to check the bounds of the space.
         """
         obs = None if stored is None else self.reader.layout.unpack(stored)
         for keys in {self.config.policy_obs, self.config.value_obs} if self._checks_images else ():

@@ -262,7 +262,7 @@ def check_image_scale(space: gym.Space[Any], encoder: str, obs: Any = None) -> N
     Args:
         space: observation space.
         encoder: `model.encoder`; `mlp` may read short axes that are no image.
-        obs: first observations, for bounds that are infinite or not kept; None for the bounds.
+        obs: observations, for bounds that are infinite or not kept; None for the bounds.
 
     Raises:
         ValueError: an image, of another dtype than uint8, has numbers above 100.
