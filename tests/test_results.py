@@ -96,18 +96,12 @@ def test_reported_runs_have_seeds_on_which_nothing_was_chosen_and_a_commit() -> 
 TABLES = sorted(path for path in RESULTS.rglob("*.csv*") if path.name != "published.csv.gz")
 
 
-_AGENTS = {"acrobot-ppg": "0562d06", "hopper-ppo": "0562d06"} | dict.fromkeys(
-    ("cartpole-ppg", "invertedpendulum-ppo", "pendulum-ppo", "reacher-ppo", "walker2d-ppo"),
-    "825db5b",
-)
 WITHOUT_COMMIT = {
     # Of seed 1, with which settings were found; their commit was not noted.
     "benchmarks/results/baselines/bigfish_s1/card.json": {""},
     "benchmarks/results/baselines/starpilot_s1/card.json": {""},
     # In words: the commit that adds the file, but for changes that it names.
     "benchmarks/results/gpu/2026-11-27.json": {""},
-    # Lost; their code is part of 3fd758b (docs/learning.md).
-    **{f"src/phasicrl/agents/{name}/card.json": {lost} for name, lost in _AGENTS.items()},
 }
 
 
