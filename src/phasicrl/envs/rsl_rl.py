@@ -48,8 +48,8 @@ class RslRlSimulator:
         lasted, limit = self._lengths + 1, getattr(self._envs, "max_episode_length", None)
         at_limit = None if limit is None else lasted >= limit
         obs, reward, dones, extras = self._envs.step(action)
-        done, none = dones.bool(), torch.zeros_like(dones)
-        time_outs = none if self._is_finite else extras.get("time_outs", at_limit)
+        done = dones.bool()
+        time_outs = torch.zeros_like(done) if self._is_finite else extras.get("time_outs", at_limit)
         if time_outs is None:
             text = "returned neither extras['time_outs'] nor has a max_episode_length"
             raise Invalid(f"{text}; expected one, to tell a time limit from a termination")

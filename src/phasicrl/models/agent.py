@@ -165,10 +165,10 @@ class Agent(nn.Module):
         Args:
             stored: observations `[N, …]`; None to check the bounds of the space.
         """
-        obs = None if stored is None else self.reader.layout.unpack(stored)
+        is_float = any(len(x.shape) == 3 and x.dtype != "uint8" for x in self.reader.layout.leaves)
+        obs = self.reader.layout.unpack(stored) if stored is not None and is_float else None
         for keys in {self.config.policy_obs, self.config.value_obs} if self._checks_images else ():
-            space = select_keys(self.reader.layout.space, keys)
-            check_image_scale(space, self.config.encoder, obs)
+            check_image_scale(select_keys(self.reader.layout.space, keys), self.config.encoder, obs)
 
     @property
     def state_size(self) -> int:
