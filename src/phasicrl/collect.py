@@ -73,14 +73,14 @@ class Collector:
 
         Args:
             rollout: T steps of B environments, written in place.
-            updates_obs_norm_before_targets: update the observation statistics with this rollout
-                before values are computed. Values, memory and all epochs over the rollout then use
+            updates_obs_norm_before_targets: update the observation statistics with this rollout,
+                then compute its values and memory states anew. All epochs over it also use
                 the new statistics. Log-probabilities remain those of the policy that acted, so that
                 ratios are importance weights.
 
         Raises:
             MemoryError: memory is exhausted; the message names the option to lower.
-            ValueError: a network has diverged, or images are floats as large as bytes.
+            ValueError: a network has diverged, or images of floats have values as large as bytes.
         """
         with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):
             with self.executor.world.sync_errors("a rollout"):
@@ -147,7 +147,7 @@ class Collector:
     def sample_actions(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.
 
-        The actions as drawn, their log-probabilities, masks and values are stored in the rollout.
+        The rollout stores actions before `env_action`, log-probabilities, masks and any values.
         """
         noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
         inputs = [self._obs, self._first, self._state, self.executor.upload(noise)]

@@ -720,7 +720,7 @@ class Config(_Group):
 
     @property
     def budget(self) -> int:
-        """Number of environment steps after which a run ends, and schedules reach their end."""
+        """Step at which run and schedules end: `total_env_steps`, rounded to rollouts by `down`."""
         rest = self.total_env_steps % self.batch_size if self.budget_rounding == "down" else 0
         return self.total_env_steps - rest
 
@@ -804,7 +804,7 @@ class Config(_Group):
     def identity(self) -> dict[str, Any]:
         """Return the options that define an experiment, by dotted path.
 
-        Runs of one experiment may differ in seed, length and execution.
+        Runs of one experiment may differ in seed, length, imports and `EXECUTION_OPTIONS`.
         """
         values = self.values()
         return {path: values[path] for path in values if not path.startswith(_NOT_IDENTITY)}

@@ -97,7 +97,7 @@ class Learner:
 
     @property
     def is_auxiliary_phase_left_out(self) -> bool:
-        """Return whether an auxiliary phase would follow if the run were not at its end."""
+        """Return whether an auxiliary phase is due but left out, as the run is at its end."""
         return self._is_last_of_phase and self.env_steps >= self.config.budget
 
     @property
@@ -210,7 +210,7 @@ class Learner:
     def adapt_kl_penalty(self, last_epoch_kl: float) -> Record:
         """Adapt the weight of the KL penalty after a phase; return the old weight as a metric.
 
-        Without `ppo.kl_penalty_target`, do nothing.
+        Without `ppo.kl_penalty_target`, change nothing and return no metric.
         """
         used, target = self.kl_coef, self.config.ppo.kl_penalty_target
         if target is None:

@@ -70,7 +70,7 @@ class Samples(_Tensors):
     def as_transitions(self) -> Self:
         """Return each step as a sequence of length 1, `[S·L, 1, …]`, without copying.
 
-        Steps are independent only without memory.
+        The agent must have no memory, on which steps would depend.
         """
         width = self.state.shape[-1]
         assert not self.has_memory, f"steps depend on a memory state of width {width}"
@@ -316,9 +316,9 @@ class PhaseBuffer:
     def auxiliary_samples(
         self, old_dist_params: Float[Tensor, "KB T P"], *, num_last: int | None = None
     ) -> AuxiliarySamples:
-        """Return the samples of all K rollouts, or of the last ones, as views `[K'·B, T, …]`.
+        """Return the samples of all K rollouts, or of the last `num_last`, as views `[K'·B, T, …]`.
 
-        `old_dist_params` are parameters of the policy before the auxiliary phase.
+        `old_dist_params` are those of all K rollouts, by the policy before the auxiliary phase.
         """
         phase, weight = self.segments(), self.rollouts.weight
         samples = AuxiliarySamples(

@@ -480,7 +480,7 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
 
 
 def get_start_and_count(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first number and the number of choices of a discrete part; 0 for other kinds."""
+    """Return the first number and the numbers of choices of a discrete space; both 0 for others."""
     return _start(space), _num_choices(space)
 
 

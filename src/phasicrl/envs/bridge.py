@@ -230,9 +230,9 @@ class NumpyVectorEnv:
             stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
         except ValueError as error:
             raise EnvError(f"{self.name}: {call}() returned {error}; {self.remedy}") from None
-        return self._check_obs(stored, call, env_ids)
+        return self._check_obs_values(stored, call, env_ids)
 
-    def _check_obs(
+    def _check_obs_values(
         self, stored: np.ndarray, call: str, env_ids: np.ndarray | None = None
     ) -> np.ndarray:
         """Check the numbers in packed observations, and return the observations.

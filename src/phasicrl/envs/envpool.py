@@ -209,7 +209,7 @@ def make_step_and_reset(
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:
-    """Import EnvPool, which takes about a second, and Qt if `procgen`.
+    """Load Qt if `procgen`, and import EnvPool, which takes about a second.
 
     Raises:
         ImportError: EnvPool, a library that it needs, or Qt is missing.

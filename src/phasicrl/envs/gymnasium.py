@@ -85,7 +85,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         if 0 < len(made) < self.num_envs:
             given = f"{self.name}: make_env() returned the same environment twice"
             raise ValueError(f"{given}; expected a new one in each call")
-        return self._check_obs(obs, "reset"), info.get(MASK)
+        return self._check_obs_values(obs, "reset"), info.get(MASK)
 
     def _warn_if_unseeded(self, obs: np.ndarray) -> None:
         """Warn if environments have equal first observations, and episodes do not follow the seed.
@@ -117,8 +117,8 @@ class GymnasiumEnv(NumpyVectorEnv):
                 final_obs = obs.copy()
                 last = np.stack(info["final_obs"][done])
                 final_obs[done] = last.reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
-                self._check_obs(final_obs[done], "step", np.flatnonzero(done))
-            self._check_obs(obs, "step")
+                self._check_obs_values(final_obs[done], "step", np.flatnonzero(done))
+            self._check_obs_values(obs, "step")
         except EnvError as error:
             return self._restart_all(error)
         restarts = self._count_step_restarts(info)

@@ -73,7 +73,7 @@ class MjlabSimulator:
         return obs, reward, terminated, truncated, {}
 
     def reset_rows(self, ended: Tensor) -> tuple[Any, dict[str, Any]]:
-        """Reset the environments that `ended` `[B]`; other observations get new noise."""
+        """Reset environments that `ended` `[B]`; return all observations, others with new noise."""
         rows = ended.nonzero().squeeze(1)
         obs = self._envs.reset(env_ids=rows)[0] if len(rows) else self._envs.obs_buf
         return obs, {}

@@ -104,7 +104,7 @@ class VectorEnv(Protocol):
         """Restore a state in place of the first reset, and return its observations `[B, …]`.
 
         Raises:
-            EnvError: the restored environments differ from those that were saved.
+            EnvError: replayed episodes lead to other observations than those in the state.
         """
         ...
 

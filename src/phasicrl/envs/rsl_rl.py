@@ -59,7 +59,7 @@ class RslRlSimulator:
 
 
 def make_space(given: Any) -> Space[Any]:
-    """Return the space of observations `[B, …]`, or of a dictionary of their groups."""
+    """Return one environment's space, from observations `[B, …]`, their space, or their groups."""
     groups = getattr(given, "spaces", given)
     if hasattr(groups, "items"):
         return Dict([(name, make_space(part)) for name, part in groups.items()])

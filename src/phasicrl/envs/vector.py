@@ -160,7 +160,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
             why = f" ({error})" if str(error).startswith("an observation") else ""  # of `pack`
             raise Invalid(f"{text}; expected with SAME_STEP {wanted}{why}") from None
-        return self._check_obs(stored, "step", envs)
+        return self._check_obs_values(stored, "step", envs)
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
         """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""

@@ -74,7 +74,7 @@ class Executor:
     def infer_in_batches(
         self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy"
     ) -> Tensor:
-        """Apply a function of the networks without gradient to segments `[S, L, …]`, in batches."""
+        """Apply a function to segments `[S, L, …]` in batches; the caller turns off gradients."""
         results, num_steps = [], segments.first.shape[1]
         size = max(1, self.plan.inference_batch_size // num_steps)
         with self.explain_oom("running the networks on a rollout", "fewer env.num_envs"):

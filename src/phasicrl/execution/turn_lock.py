@@ -22,14 +22,14 @@ TIMEOUT_SECONDS, BACKOFF_SECONDS = 2.0, 30.0
 
 
 class TurnLock:
-    """Lock that one of this user's runs on the same cores holds while it computes.
+    """Lock for one user's runs on the same cores, so that only one of them computes at a time.
 
     The computing run locks the file `now`, and the first waiting run the file `next`, so that no
-    run computes twice while another waits. The end of a process releases both. A process that is
-    suspended while it holds the lock delays other runs by two of every thirty seconds.
+    run has two turns in a row while another waits. The end of a process releases both. Others wait
+    2 s for a suspended holder, and then compute without the lock for 30 s.
 
     Args:
-        folder: directory of the two files; None for the user's one among the temporary files.
+        folder: directory of the two files; None: `phasicrl-UID` in the folder for temporary files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

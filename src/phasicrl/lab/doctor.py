@@ -74,7 +74,7 @@ class Check(NamedTuple):
 
 
 def check_machine() -> list[Check]:
-    """Check machine, GPU and optional packages, and return the results, in some seconds."""
+    """Check machine, GPU and optional packages in some seconds, and return the results."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     disk, other = shutil.disk_usage(".").free, "runs write here; choose another output_dir"

@@ -61,7 +61,7 @@ class Categorical(Distribution):
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def kl_from(self, old: Any) -> Float[Tensor, "*shape"]:
-        """Return KL(old ‖ self) as `Σ p_old (log p_old − log p) + p − p_old`, `[…]`.
+        """Return KL(old ‖ self) as `Σ (p_old (log p_old − log p) + p − p_old)`, `[…]`.
 
         The last two terms sum to zero; with them, value and gradient are exactly zero for equal
         policies.
@@ -96,7 +96,7 @@ class Normal(Distribution):
         return -0.5 * z**2 - self.std.log() - 0.5 * math.log(2 * math.pi)
 
     def entropy(self) -> Float[Tensor, "*shape"]:
-        """Return the entropy `log std + log(2πe)/2`, `[…]`."""
+        """Return the entropy `log std + log(2πe)/2` of each entry, `[…]`."""
         return self.std.log() + 0.5 * math.log(2 * math.pi * math.e)
 
     def kl_from(self, old: Normal) -> Float[Tensor, "*shape"]:
@@ -179,7 +179,7 @@ class JointPolicy(Distribution):
         return torch.cat([part.sample_noise(generator).flatten(first) for part in self.parts], -1)
 
     def draw(self, noise: Float[Tensor, "*shape N"]) -> Num[Tensor, "*shape K"]:
-        """Map noise to actions, without gradient."""
+        """Map noise from `sample_noise` to actions `[…, K]`, without gradient."""
         shapes = [part.noise_shape[self.dist_params.dim() - 1 :] for part in self.parts]
         pieces = noise.split([shape.numel() for shape in shapes], -1)
         triples = zip(self.parts, pieces, shapes, strict=True)

@@ -225,7 +225,7 @@ class ObservationReader(nn.Module):
             self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))), world)
 
     def clipped_fraction(self, stored: Shaped[Tensor, "N *shape"]) -> float:
-        """Return the fraction of observed numbers that are clipped; 0 before the first update."""
+        """Return the fraction of normalized numbers at ± clip; 0 before the first `update`."""
         norm = self.normalizer
         assert norm is not None, "no observations are normalized"
         numbers = norm(self._numbers(self.layout.unpack(stored)))

@@ -48,5 +48,5 @@ class Initializer:
         return layer
 
     def fill_hidden(self, layer: Layer, normalized_scale: float) -> Layer:
-        """Fill a hidden layer, with `normalized_scale` in that scheme and √2 in `orthogonal`."""
+        """Fill a hidden layer with scale `normalized_scale` in `normalized`, √2 in `orthogonal`."""
         return self(layer, normalized_scale if self.scheme == "normalized" else math.sqrt(2))

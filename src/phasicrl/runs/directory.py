@@ -45,11 +45,11 @@ USER_OBJECTS = {
 def fill_user_objects_with_none(
     given: Mapping[str, Any], names: Collection[str] = USER_OBJECTS
 ) -> dict[str, Any]:
-    """Return the custom objects by all of `names`, with None for those that are not given.
+    """Return the custom objects by name, with None for those of `names` that are not given.
 
     Raises:
         TypeError: an object has another name.
-        ValueError: an object is no function.
+        ValueError: an object other than `callbacks` is not callable.
     """
     for name, value in given.items():
         if name not in names:
@@ -141,11 +141,11 @@ class RunDirectory:
         self._check_is_run()
         return read_options(Config, self.path / CONFIG_FILE)
 
-    def load_config(self, **given: object) -> Config:
+    def load_config(self, **user_objects: object) -> Config:
         """Return the configuration after checking that the run can be used.
 
         Args:
-            given: custom objects, or None, by the names in `USER_OBJECTS`.
+            user_objects: custom objects, or None, by the names in `USER_OBJECTS`.
 
         Raises:
             ValueError: the configuration is missing, cannot be read, or imports a module that the
@@ -155,8 +155,8 @@ class RunDirectory:
         self.reject_special_files()
         for name, used in dict(self.card.get("own") or {}).items():
             kind = USER_OBJECTS.get(name)
-            names = [other for other in given if USER_OBJECTS[other] == kind]
-            if names and all(given[other] is None for other in names):
+            names = [other for other in user_objects if USER_OBJECTS[other] == kind]
+            if names and all(user_objects[other] is None for other in names):
                 raise ValueError(
                     f"{self.path} was trained with {name}={used}; expected the same {kind}. Give "
                     f"{'--make-env MODULE:FUNCTION, or ' * (kind == 'environment')}"
@@ -321,18 +321,18 @@ class RunDirectory:
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
     def list_changes(self, config: str, now: Config, *, accept: bool) -> list[str]:
-        """List the options that differ from a checkpoint's, except those that may change.
+        """List the options that differ from a checkpoint's, without `_MUTABLE_OPTIONS`.
 
         Args:
             config: configuration of the checkpoint, as JSON.
-            now: that of config.json, with the new length if one is given.
+            now: configuration in config.json, with the length that `resume` was given, if any.
             accept: whether differences are accepted.
 
         Returns:
             A text for each option, with both values.
 
         Raises:
-            ValueError: options differ, and this is not accepted.
+            ValueError: options differ, besides a length given to `resume`, and are not accepted.
         """
         old, new = Config.from_json(config).values(), now.values()
         changes = {

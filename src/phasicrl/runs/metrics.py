@@ -337,5 +337,5 @@ class _WandB:
         self._run.log({"env_steps": env_steps, **values})
 
     def close(self) -> None:
-        """Wait until all rows are sent."""
+        """Send remaining rows, and end the run at Weights & Biases."""
         self._run.finish()

@@ -20,7 +20,7 @@ _PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def watch_parent(on_parent_exit: Callable[[], object]) -> None:
-    """Start a thread that calls `on_parent_exit` when the parent process has ended."""
+    """Start a thread that calls `on_parent_exit` when the `multiprocessing` parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process has no parent"
 
@@ -54,7 +54,7 @@ def exit_preempted(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handle_preemption() -> Iterator[None]:
-    """Exit with code 75 after signals before and after a run, which handles them itself."""
+    """Exit with code 75 on SIGTERM, SIGHUP or SIGUSR1 outside of a run, which handles them."""
     default = [n for n in _PREEMPTION_SIGNALS if signal.getsignal(n) == signal.SIG_DFL]
     for number in default:
         signal.signal(number, exit_preempted)

@@ -73,7 +73,7 @@ def start_run(
     config: Config, *, resume: Literal["never", "auto"] = "never", world: World = SINGLE_PROCESS,
     **user: Unpack[UserObjects],
 ) -> Run:  # fmt: skip
-    """Start a new run, or resume one; a failure leaves no new directory.
+    """Make a new run, or resume one, ready to train; a failure leaves no new directory.
 
     Args:
         config: options of the run.

@@ -52,7 +52,7 @@ class PeriodicEvaluation:
             self._recorder = load_lab_object("Recorder")(config, files, log, **self._user)
 
     def is_due(self, iteration: int, env_steps: int) -> bool:
-        """Return whether to evaluate after this iteration, as after the last one of a run."""
+        """Return whether to evaluate after this iteration; if at all, also after a run's last."""
         every = self._config.evaluation.every_iterations
         is_over = env_steps >= self._config.budget
         return every is not None and (iteration % every == 0 or is_over)

@@ -38,7 +38,7 @@ _CSV_COLUMNS = (
 
 
 class MissedBoundError(RuntimeError):
-    """Result of `compare_runs` below a requested bound."""
+    """Mean below a requested bound, raised by `Comparison.raise_missed_bounds` only."""
 
     exit_code = 1
 

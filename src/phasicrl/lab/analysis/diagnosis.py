@@ -112,13 +112,13 @@ def _check_episodes(counts: Array, config: Config, improves: bool) -> Finding | 
     return Finding("No episode ended", f"{len(counts)} iterations", f"a time limit ({LIMIT_HINT})")
 
 
-def _is_raw(config: Config) -> bool:
+def _has_raw_targets(config: Config) -> bool:
     return config.reward_norm.per == config.value_norm.statistics == "none"
 
 
 def _check_value_loss(loss: Array, config: Config, improves: bool) -> Finding | None:
     first, last = map(np.median, _split_ends(loss))
-    if _is_raw(config) and (median := float(np.median(loss))) > 1e6:
+    if _has_raw_targets(config) and (median := float(np.median(loss))) > 1e6:
         remedy = "normalized rewards (reward_norm.per rollout) or values (value_norm.statistics)"
         return Finding("Rewards too large", f"the median value loss is {median:.2g}", remedy)
     # Losses of normalized rewards are about 1, and larger returns have larger errors.
@@ -135,7 +135,7 @@ def _check_values(explained: Array, config: Config, improves: bool) -> Finding |
     if best >= 0.05:
         return None
     more = "ppo.value_epochs" + (", aux.epochs" if config.has_auxiliary_phase else "")
-    norms = "; normalized rewards (reward_norm)" if _is_raw(config) else ""
+    norms = "; normalized rewards (reward_norm)" if _has_raw_targets(config) else ""
     return Finding(
         "Dead value function",
         f"explained variance {best:.2f} in the best fifth of the run (1 is perfect, 0 a constant)",

@@ -76,15 +76,15 @@ def read_reference_curves(
     """Read a published curve for each task and experiment.
 
     Args:
-        reference: a name in `REFERENCE_NAMES`, or a CSV file with columns step, low, mean, high.
-        metric: metric of the runs; the package's references have returns.
+        reference: a name in `REFERENCE_NAMES`, or a CSV file (step, low, mean, high) of one task.
+        metric: metric of the runs, a return if the reference is a name; unchecked for a file.
         ends: last step to read for each task.
-        experiments: experiments to read; none: those in `DEFAULT_EXPERIMENTS`, else all.
-        smooth_steps: window of a moving average, in environment steps.
+        experiments: experiments to read; none: the name's in `DEFAULT_EXPERIMENTS`, or all.
+        smooth_steps: window of a moving average in environment steps, 0 for none; not for files.
 
     Raises:
-        ValueError: the file lacks a column, or the reference lacks the metric or curves of the
-            tasks (Procgen: of the same difficulty).
+        ValueError: a file lacks a column or gets several tasks, or the reference lacks the metric
+            or curves of the tasks (Procgen: of the same difficulty).
         FileNotFoundError: the reference file does not exist.
     """
     if (name := str(reference)) not in REFERENCE_NAMES:

@@ -60,7 +60,7 @@ of 1, 0 above it."""
 
 
 def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estimate:
-    """Return a measure of scores `[R, T]` with its bootstrap interval, the same at each call."""
+    """Return a measure of scores `[R, T]` with its 95 % bootstrap interval, of a fixed seed."""
     matrix = np.asarray(scores, np.float64)
     drawn = np.concatenate([measure(block) for block in _resample(matrix, seed=0)])
     return Estimate(float(measure(matrix)), *map(float, _compute_interval(drawn)))
@@ -102,16 +102,16 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
 
 
 def steps_to_target(steps: ArrayLike, values: ArrayLike, target: float) -> float:
-    """Return the first step at which a curve reaches a target, or infinity."""
+    """Return the first step with a value of at least the target; infinity without one."""
     at = np.flatnonzero(np.asarray(values, dtype=np.float64) >= target)
     return float(np.asarray(steps, dtype=np.float64)[at[0]]) if len(at) else np.inf
 
 
 def median_steps_to_target(steps: ArrayLike) -> Estimate:
-    """Return the median over R runs of the steps to a target; infinity is never.
+    """Return the median over R runs of the steps to a target, infinite for runs that missed it.
 
-    The interval's edges are resampled medians, not interpolated; the median of a number and
-    infinity is infinity.
+    The interval's edges are each the median of a resample, not interpolated; the median of a number
+    and infinity is infinity.
     """
     runs = np.asarray(steps, dtype=np.float64)[:, None]
     blocks = [np.median(block, axis=(-2, -1)) for block in _resample(runs, seed=0)]

@@ -21,8 +21,8 @@ def scale_batch(config: Config, factor: float) -> Config:
     - `env.num_envs` × factor; minibatches grow with it;
     - maximum gradient norms / √factor, as a mean over more samples has less noise (not by Hilton
       et al., whose code does not clip; with a fixed maximum small batches learned half as fast);
-    - Adam's learning rates × √factor, and its betas ** factor: averages over as many samples;
-    - `ppo.proximal_decay`, `ppo.advantage_decay` and decays of normalizers likewise;
+    - Adam's learning rates × √factor; its betas and decays of normalizers ** factor, for averages
+      over as many samples, and `ppo.proximal_decay`, `ppo.advantage_decay` by their mean age;
     - `aux.every` / factor, for phases of as many samples.
 
     Raises:
@@ -44,7 +44,7 @@ def scale_batch(config: Config, factor: float) -> Config:
     }
     for name in ("ppo.proximal_decay", "ppo.advantage_decay"):
         if values[name]:
-            changed[name] = _rescale_decay(values[name], factor)
+            changed[name] = _rescale_decay_by_age(values[name], factor)
     for name in ("obs_norm", "value_norm"):
         norm = getattr(config, name)
         if norm.statistics == "ema":
@@ -62,7 +62,7 @@ def _multiply(values: dict[str, Any], names: list[str], factor: float) -> dict[s
     return {name: values[name] * factor for name in names if values.get(name) is not None}
 
 
-def _rescale_decay(decay: float, factor: float) -> float:
+def _rescale_decay_by_age(decay: float, factor: float) -> float:
     """Return the decay of an average that is `1 / factor` times as old, in steps.
 
     The age of an average is its center of mass, `β / (1 − β)`.

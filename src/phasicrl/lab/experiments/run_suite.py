@@ -86,15 +86,15 @@ def run_suite(
 
 
 def train_and_summarize(trial: Trial) -> list[trials.Row]:
-    """Train or resume the run of a trial, and return a row with its results."""
+    """Train or resume the run of a trial, and return its results as a list of one row."""
     place = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
     return [place | trials.summarize_run(trials.train_or_resume(trial.config).path)]
 
 
 def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
-    """Make a learning curve of each arm and task from the rows of a suite's table.
+    """Make a learning curve of each arm and task from the column `curve` of a suite's table.
 
-    An arm is left out, with a warning, if a seed has no return.
+    An arm is left out on a task, with a warning, if a seed has no return there.
 
     Raises:
         ValueError: all arms are left out.

@@ -40,17 +40,17 @@ A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 
 
 class BaseConfigs(NamedTuple):
-    """Configurations for a task, which arms change.
+    """Configurations for a task, from which arms are made.
 
     Attributes:
         ppg: configuration of PPG.
         ppo: configuration of PPO.
-        images: true for a game of Procgen.
+        is_procgen: true for a game of Procgen.
     """
 
     ppg: Config
     ppo: Config
-    images: bool
+    is_procgen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Suite:
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
         ppg, ppo = (get_preset(name).with_updates(changes) for name in names)
-        return BaseConfigs(ppg, ppo, images=task in PROCGEN_GAMES)
+        return BaseConfigs(ppg, ppo, is_procgen=task in PROCGEN_GAMES)
 
 
 def _vary(
@@ -114,7 +114,7 @@ def _vary(
     Tasks with images and with vectors have their values.
     """
     return lambda base: make_arms(
-        base.ppg, {f"{symbol} = {x}": {field: x} for x in (images if base.images else vectors)}
+        base.ppg, {f"{symbol} = {x}": {field: x} for x in (images if base.is_procgen else vectors)}
     )
 
 
@@ -132,7 +132,7 @@ def _make_codebase_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms of the paper's algorithms, and of the other codebases of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
     arms = [*_make_algorithm_arms(base), *make_arms(base.ppg, of_openai)]
-    if base.images:
+    if base.is_procgen:
         scale = {path: base.ppg.values()[path] for path in ("env.id", *_SMALL_IMAGES)}
         codes = {
             "CleanRL's PPG": "compat-cleanrl-ppg",
@@ -206,7 +206,7 @@ _NORMALIZED: dict[str, Any] = {
     "model.init": "normalized", "model.head_init": None,
     "model.policy_head_scale": 0.1, "model.value_head_scale": 0.1,
 }  # fmt: skip
-_DETAILS: dict[str, dict[str, Any]] = {
+_PPG_DETAIL_CHANGES: dict[str, dict[str, Any]] = {
     "auxiliary phase on whole segments": {"aux.minibatch_by": "segments"},
     "auxiliary phase on transitions": {"aux.minibatch_by": "transitions"},
     "policy phase on whole segments": {"ppo.minibatch_by": "segments"},
@@ -243,7 +243,7 @@ def _make_ppg_detail_arms(base: BaseConfigs) -> list[Arm]:
         excluded |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
     changes = {
         name: change
-        for name, change in _DETAILS.items()
+        for name, change in _PPG_DETAIL_CHANGES.items()
         if not excluded & {f"{path} {value}" for path, value in change.items()}
     }
     return make_arms_with_base("PPG", ppg, changes)
@@ -267,11 +267,11 @@ def _make_penalty_arms(base: BaseConfigs) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_rate_arms(base: BaseConfigs) -> list[Arm]:
-    """Make arms with numbers of policy epochs at one third, one and three times the rate."""
+def _make_learning_rate_arms(base: BaseConfigs) -> list[Arm]:
+    """Make arms with numbers of policy epochs at 1/3, 1 and 3 times the learning rate."""
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
-    epochs = (1, 3, 6) if base.images else (1, 3, 10)
+    epochs = (1, 3, 6) if base.is_procgen else (1, 3, 10)
     return make_arms(
         base.ppg,
         {
@@ -338,7 +338,7 @@ SUITES: dict[str, Suite] = {
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small=("pendulum", "hopper")),
     "rates": _make_detail_suite(
-        "policy epochs E_π at three learning rates (source 001)", _make_rate_arms),
+        "policy epochs E_π at three learning rates (source 001)", _make_learning_rate_arms),
     "mva": _make_control_suite(
         "deviations, normalized actions and rewards, learning rates (source 004)",
         _make_mva_arms, small=_MVA_TASKS, paper=_MVA_TASKS),

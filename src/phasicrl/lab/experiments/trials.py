@@ -108,7 +108,7 @@ class ResultTable:
     label: tuple[str, ...] = ("preset",)
 
     def read(self) -> list[dict[str, str]]:
-        """Read the rows of the file."""
+        """Read the rows of the file; a missing file has none."""
         if not self.path.is_file():
             return []
         data = self.path.read_bytes()
@@ -116,7 +116,7 @@ class ResultTable:
         return list(csv.DictReader(text.splitlines()))
 
     def select(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
-        """Read the rows of the given trials."""
+        """Read the rows of the given trials, in the order of the file."""
         wanted = {trial.key for trial in trials}
         return [row for row in self.read() if self._get_key(row) in wanted]
 
@@ -331,7 +331,7 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
 
 
 def make_curve_steps(budget: int) -> NDArray[np.float64]:
-    """Return the 40 equally spaced environment steps of a curve in a table of results."""
+    """Return the 40 environment steps of a curve, equally spaced from budget / 40 to budget."""
     return np.linspace(0.0, budget, 41)[1:]
 
 

@@ -100,9 +100,9 @@ def make_trick_arms(
     Args:
         base: all other options: environment, network sizes, budget, learning rate.
         mode: `ladder` adds tricks one by one to REINFORCE; `leave-one-out` removes each from all.
-        unused_options: beginnings of options without effect in the environment.
-        max_episode_steps: maximum steps of an episode. With one, rungs that learn from sums of
-            rewards collect whole episodes; without, rollouts cut episodes.
+        unused_options: prefixes of options without effect; tricks with one are left out.
+        max_episode_steps: maximum steps of an episode. With one, arms that learn from Monte
+            Carlo returns collect whole episodes; without, rollouts cut episodes.
     """
     tricks = [x for x in TRICKS if not any(path.startswith(unused_options) for path in x.on)]
     if max_episode_steps is not None:
@@ -137,7 +137,7 @@ def make_ppo_detail_arms(
 
     Args:
         base: a configuration of PPO.
-        unused_options: beginnings of options without effect in the environment.
+        unused_options: prefixes of options without effect; tricks with one are left out.
         max_episode_steps: maximum steps of an episode; None without one.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"

@@ -64,8 +64,8 @@ class ExportedPolicy(NamedTuple):
         path: exported file.
         metadata: metadata of the policy, as in the file.
         observations: number of compared observations.
-        difference: largest difference between an output and the agent's, divided by
-            `max(1, |output|)`.
+        difference: largest difference of an output from the agent's output a, divided by
+            `max(1, |a|)`.
     """
 
     path: Path
@@ -208,11 +208,11 @@ def open_policy(path: Path) -> LoadedPolicy:
     """Open an exported policy.
 
     Args:
-        path: a file of `export_policy`, or a run directory or package with one or two.
+        path: an exported file, or a directory with `policy.onnx`, `policy.pt2`: the newer one.
 
     Raises:
-        ValueError: there is no exported policy, or another program wrote the file.
-        ImportError: `onnxruntime` is missing.
+        ValueError: there is no exported policy, or the file is damaged or of another program.
+        ImportError: the file is ONNX, and `onnxruntime` is missing.
     """
     names = [f"policy{suffix}" for suffix in SUFFIXES.values()]
     files = [path / name for name in names] if path.is_dir() else [path]

@@ -24,11 +24,11 @@ from phasicrl.training.evaluate import SavedAgent
 class StepTable:
     """CSV table with a row for each step of the counted evaluation episodes.
 
-    Columns: `levels`, `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1),
-    `reward`, `return` (of the episode so far), `entropy` (nats), for each continuous component k
-    `std_k`, before a squash, and for each component k of an action `mean_k`, the policy's mean (of
-    a discrete component the likeliest option), and `action_k`, the action before clip, squash and
-    rescaling.
+    Columns: `levels` (unseen, train), `policy` (greedy, sampled), `env`, `episode` (of that
+    environment, from 0), `step` (from 1), `reward`, `return` (of the episode so far), `entropy`
+    (nats), `std_k` of the k-th continuous component (from 0), and of the k-th of all `mean_k`, the
+    policy's mean (or likeliest option, if discrete), and `action_k`. Standard deviations, means and
+    actions are before clip, squash and rescaling.
 
     Args:
         file: file opened for writing with `newline=""`.
