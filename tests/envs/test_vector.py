@@ -134,6 +134,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "spaces": (changed(single_observation_space=TEXT), "observation_space is Text.*; expected Box"),
     "raises": (broken, "RuntimeError: no licence"),
     "masks": (sync(MaskedInInfo), r"returned action masks of shape .*; expected \(3, 7\)"),
+    "late masks": (answering(4, {"action_mask": np.ones((3, 7))}), r"that reset\(\) did not"),
     "not finite": (answering(0, NANS), r"environment 0, step\(\) at step 1 returned an obs"),
     "shape": (answering(0, np.zeros((3, 2))), r"returned an observation of shape \(2,\)"),
     "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),

@@ -24,6 +24,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
 from phasicrl.envs.checks import (
     MASK,
+    MASK_REMEDY,
     Invalid,
     check_tuple,
     close_env,
@@ -85,14 +86,12 @@ class CustomVectorEnv(NumpyVectorEnv):
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
         properties = make_env_properties(name, *spaces)
-        self._widths = count_choices(properties.action_space)
+        self._widths = count_choices(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
-            obs, info = self._reset_vector(seed=local.seed + local.first_env)
-        self._first: tuple[Any, ...] | None = obs, info
-        source = properties.mask_source or ("info" if self._widths and MASK in info else None)
-        properties = replace(properties, mask_source=source, use_masks=config.action_masks)
-        self._properties = properties
-        super().__init__(name, local.num_envs, properties)
+            first = self._first = self._reset_vector(seed=local.seed + local.first_env)
+        source = properties.mask_source or ("info" if self._widths and MASK in first[1] else None)
+        self._properties = replace(properties, mask_source=source, use_masks=config.action_masks)
+        super().__init__(name, local.num_envs, self._properties)
 
     def _reset(self) -> ObsAndMask:
         with convert_errors(f"{self.name}: reset()"):
@@ -165,6 +164,8 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
         """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""
         shape = (self.num_envs, self.mask_size)
+        if self._widths and not self.mask_size and MASK in info:
+            raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
         if not self.mask_size or not rows.any():
             return np.zeros(shape, dtype=bool) if self.mask_size else None
         mask = (obs if self._properties.mask_source == "observation" else info).get(MASK)

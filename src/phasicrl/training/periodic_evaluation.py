@@ -54,8 +54,7 @@ class PeriodicEvaluation:
     def is_due(self, iteration: int, env_steps: int) -> bool:
         """Return whether to evaluate after this iteration; if at all, also after a run's last."""
         every = self._config.evaluation.every_iterations
-        is_over = env_steps >= self._config.budget
-        return every is not None and (iteration % every == 0 or is_over)
+        return every is not None and (iteration % every == 0 or env_steps >= self._config.budget)
 
     def evaluate(self, agent: Agent, env_steps: int) -> Record:
         """Run episodes on the levels and environments of the options, and return their metrics.
