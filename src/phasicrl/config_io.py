@@ -171,14 +171,15 @@ def escape_control_chars(text: str) -> str:
 
 
 _WORDS = """
-ppo.num_minibatches=batch_size,minibatch_size ppo.num_steps=n_steps env.options=max_episode_steps
-ppo.advantage_norm=norm_adv,normalize_advantage model.hidden_sizes=net_arch aux.epochs=aux.n_epochs
-output_dir=log_dir ppo.value_coef=vf_coef env.num_envs=n_envs checkpoint.every_iterations=save_freq
-model.encoder=policy evaluation.every_iterations=eval_freq,eval_every env.id=env,env_name,env.name
-ppo.schedule=anneal_lr,lr_schedule ppo.clip=clip_range,clip_coef,clip_param aux.learning_rate=aux.lr
-model.memory=lstm ppo.learning_rate=lr ppo.policy_epochs=n_epochs,num_epochs,epochs,update_epochs
-compute.device=cuda log.wandb=track total_env_steps=num_timesteps,n_timesteps,timesteps
-aux.num_minibatches=aux.batch_size log.console=verbose ppo.value_clip=clip_range_vf,clip_vloss
+ppo.policy_epochs=n_epochs,num_epochs,epochs,update_epochs ppo.clip=clip_range,clip_coef,clip_param
+total_env_steps=num_timesteps,n_timesteps,timesteps ppo.advantage_norm=norm_adv,normalize_advantage
+evaluation.every_iterations=eval_freq,eval_every ppo.num_minibatches=batch_size,minibatch_size
+ppo.value_clip=clip_range_vf,clip_vloss obs_norm.statistics=normalize_obs model.memory=lstm,use_rnn
+checkpoint.every_iterations=save_freq aux.num_minibatches=aux.batch_size compute.device=cuda,no_cuda
+ppo.schedule=anneal_lr,lr_schedule log.wandb=track,wandb_project_name env.options=max_episode_steps
+model.hidden_sizes=net_arch ppo.schedule_kl=desired_kl aux.learning_rate=aux.lr ppo.learning_rate=lr
+env.id=env,env_name,env.name ppo.value_coef=vf_coef model.encoder=policy aux.epochs=aux.n_epochs
+ppo.num_steps=n_steps env.num_envs=n_envs log.console=verbose output_dir=log_dir ppo.gamma=discount
 """
 SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for name in by.split(",")}
 """Paths of options by their names in other trainers."""
