@@ -27,7 +27,7 @@ LIMITS = {
     "reading path": 1_128,
     "file of options": 479,
     "largest other file": 375,
-    "tests": 19_991,
+    "tests": 19_993,
     "benchmarks + tools": 4_691,
     "words of docs": 24_322,
     "lines of README": 120,

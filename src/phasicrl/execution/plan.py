@@ -54,8 +54,7 @@ class Plan:
 
 def has_large_minibatches(config: Config, has_images: bool) -> bool:
     """Return whether a minibatch is large enough for several threads, or for a GPU."""
-    size = config.batch_size // config.ppo.num_minibatches
-    return has_images or size >= MIN_THREAD_SAMPLES
+    return has_images or config.batch_size // config.ppo.num_minibatches >= MIN_THREAD_SAMPLES
 
 
 def make_plan(
