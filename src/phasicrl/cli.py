@@ -385,8 +385,7 @@ def parse_config_and_options(
     if unknown:
         hint = f"`phasicrl {command} PRESET --help-all` lists all options"
         raise ValueError(f"unknown {_describe_unknown(unknown, words)}. {hint}")
-    env_options = {**base.env.options, **config.env.options}
-    return options, config.with_updates({"env.options": env_options})
+    return options, config.with_updates({"env.options": {**base.env.options, **config.env.options}})
 
 
 def _describe_unknown(unknown: list[str], words: list[str]) -> str:

@@ -570,7 +570,7 @@ class LogConfig(_Group):
     `auto`: `live` on a terminal, `plain` elsewhere.
     `live`: a progress bar.
     `plain`: lines of text.
-    `off`: nothing."""
+    `off`: the results at the end only, without warnings."""
     console_metrics: tuple[str, ...] = ()
     """Names of further metrics on the console, such as your own."""
     tensorboard: bool = True
@@ -796,7 +796,7 @@ class Config(_Group):
         }  # fmt: skip
         given: Any = schedule(progress) if schedule else {}
         if not isinstance(given, Mapping) or given.keys() - names.keys():
-            raise ValueError(f"schedule returns {given!r}; expected values of {', '.join(names)}")
+            raise ValueError(f"schedule returns {given!r}; expected a dict of {', '.join(names)}")
         shapes = {path: SCHEDULE_SHAPES.get(name) for path, name in names.items()}
         named = {key: values[key] * f(progress) for key, f in shapes.items() if f and values[key]}
         return self.with_updates({**named, **given}) if named or given else self

@@ -140,8 +140,7 @@ def _batch_moments(
     count, sum_of_squares = batch.numel() / mean.numel(), (batch - mean).square().sum(axes)
     means, sums = world.all_gather_cat(mean[None]), world.all_gather_cat(sum_of_squares[None])
     mean = means.mean(0)
-    between = count * (means - mean).square().sum(0)
-    return world.size * count, mean, sums.sum(0) + between
+    return world.size * count, mean, sums.sum(0) + count * (means - mean).square().sum(0)
 
 
 def _to_divisor(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

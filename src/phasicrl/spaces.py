@@ -457,8 +457,7 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     if array.shape != (num, *leaf.shape):
         first = array.shape[:1] == (num,)  # show the number of environments if it is wrong
         given = f"an observation of shape {array.shape[first:]}{location}"
-        expected = (num, *leaf.shape)[first:]
-        raise ValueError(f"{given}; expected {expected}, as in observation_space")
+        raise ValueError(f"{given}; expected {(num, *leaf.shape)[first:]}, as in observation_space")
     if array.dtype != dtype and not np.can_cast(array.dtype, np.dtype(dtype), "same_kind"):
         given = f"an observation of dtype {array.dtype}{location}"
         raise ValueError(f"{given}; expected {dtype}, as in observation_space")

@@ -190,8 +190,8 @@ def test_a_longer_run_says_with_which_values_its_schedules_continue(
 @pytest.mark.parametrize(("schedule", "message"), [
     ("linear", r"schedule is 'linear'; expected a function"),
     ({"ppo.clip": 0.1}, r"schedule is {'ppo\.clip': 0\.1}; expected a function"),
-    (lambda progress: 1 - progress, r"schedule returns 1\.0; expected values of"),
-    (lambda _: {"ppo.gamma": 0.9}, r"schedule returns {'ppo\.gamma': 0\.9}; expected values"),
+    (lambda progress: 1 - progress, r"schedule returns 1\.0; expected a dict of"),
+    (lambda _: {"ppo.gamma": 0.9}, r"schedule returns {'ppo\.gamma': 0\.9}; expected a dict"),
     (lambda _: {"ppo.clip": "low"}, r"ppo\.clip is 'low'; expected float"),
     (lambda _: {"ppo.clip": -0.1}, r"ppo\.clip is -0\.1; expected a number above 0"),
     (lambda _: {"ppo.entropy_coef": math.nan}, r"ppo\.entropy_coef is nan; expected 0 or"),

@@ -85,6 +85,7 @@ def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Itera
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
         package = name.partition(".")[0].replace("_", "-")
+        package = {"warp": "'phasicrl[mjlab]'", "jax": "'phasicrl[pgx]'"}.get(package, package)
         hint = f". pip install {package}, or set PYTHONPATH" * bool(name)
         raise ImportError(f"{call} needs a package that is not installed: {error}{hint}") from error
     except EnvError:
@@ -104,6 +105,17 @@ def close_env(name: str, env: Any) -> None:
     except (Exception, SystemExit) as error:
         text = f"{name}: close() raised {type(error).__name__}: {error}, which is ignored"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def has_mask(info: Mapping[str, Any]) -> bool:
+    """Return whether an `info` has action masks.
+
+    Raises:
+        Invalid: it has them by the name `action_masks`.
+    """
+    if f"{MASK}s" in info and MASK not in info:
+        raise Invalid(f"returned '{MASK}s' in info; expected {MASK!r}")
+    return MASK in info
 
 
 def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvProperties:
@@ -130,7 +142,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
             else:
                 with convert_errors(f"{name}: reset() of a first environment"):
                     _, info = check_tuple(env.reset(seed=0), 2)
-                source = "info" if MASK in info else None
+                    source = "info" if use_masks and has_mask(info) else None
         return replace(properties, mask_source=source, use_masks=use_masks)
     finally:
         close_env(name, env)
@@ -338,7 +350,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         if not self._properties.use_masks:
             return {}
         if source is None:
-            if self._widths and isinstance(info, Mapping) and MASK in info:
+            if self._widths and isinstance(info, Mapping) and has_mask(info):
                 raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
             return {}
         if source == "method":

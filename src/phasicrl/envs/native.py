@@ -122,8 +122,7 @@ def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
         for kind, flags, at, size in parts
     )
     numbers = (3, 62, 1, 0, 64, 0, 0, 64, 56, len(parts), 64, 0, 0)
-    header = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", *numbers)
-    library = header + headers
+    library = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", *numbers) + headers
     tables = {dynamic_at: dynamic, hash_at: table, symbols_at: bytes(24) + b"".join(rows)}
     for at, part in (tables | {strings_at: strings, code_at: code}).items():
         library = library.ljust(at, b"\0") + part

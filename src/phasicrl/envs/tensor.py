@@ -19,6 +19,7 @@ from phasicrl.envs.checks import (
     check_tuple,
     close_env,
     convert_errors,
+    has_mask,
     make_env_properties,
     warn_of_extra_keys,
 )
@@ -134,7 +135,8 @@ class TensorVectorEnv:
         with self._call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self._has_extra = warn_of_extra_keys(name, properties, obs)
-            self.mask_size = sum(self._widths) if self._masks_in_obs or MASK in info else 0
+            has_masks = self._widths and (self._masks_in_obs or has_mask(info))
+            self.mask_size = sum(self._widths) if has_masks else 0
             self._first: _First | None = (*self._pack(obs), self._read_mask(obs, info))
 
     def reset(self) -> Tensor:

@@ -29,6 +29,7 @@ from phasicrl.envs.checks import (
     check_tuple,
     close_env,
     convert_errors,
+    has_mask,
     make_env_properties,
     warn_of_extra_keys,
 )
@@ -82,14 +83,14 @@ class CustomVectorEnv(NumpyVectorEnv):
             EnvError: the autoreset mode is missing, or a reset fails.
         """
         name, self._vector = config.id, vector
-        with convert_errors(f"{name}: make_vector_env()"):
+        with convert_errors(f"{name}: metadata['autoreset_mode'] of make_vector_env()"):
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
         spaces = self._vector.single_observation_space, self._vector.single_action_space
         properties = make_env_properties(name, *spaces)
         self._widths = count_choices(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
-            first = self._first = self._reset_vector(seed=local.seed + local.first_env)
-        source = properties.mask_source or ("info" if self._widths and MASK in first[1] else None)
+            _, info = self._first = self._reset_vector(seed=local.seed + local.first_env)
+            source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
         self._properties = replace(properties, mask_source=source, use_masks=config.action_masks)
         super().__init__(name, local.num_envs, self._properties)
 
@@ -164,7 +165,7 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
         """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""
         shape = (self.num_envs, self.mask_size)
-        if self._widths and not self.mask_size and MASK in info:
+        if self._widths and not self.mask_size and has_mask(info):
             raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
         if not self.mask_size or not rows.any():
             return np.zeros(shape, dtype=bool) if self.mask_size else None

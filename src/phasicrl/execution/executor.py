@@ -272,8 +272,7 @@ def _restore_(state: Sequence[Sequence[Tensor]], saved: Sequence[Sequence[Tensor
 @torch.no_grad()
 def _distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the Euclidean distance of two lists of tensors."""
-    pairs = zip(left, right, strict=True)
-    return math.sqrt(sum(float((x - y).square().sum()) for x, y in pairs))
+    return math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(left, right, strict=True)))
 
 
 def _first_line(error: Exception) -> str:

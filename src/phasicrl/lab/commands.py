@@ -173,7 +173,7 @@ def _sweep_status(words: list[str]) -> None:
     cli.print_lines([", ".join(f"{number} {state}" for state, number in counts.items())])
     scored = [status for status in statuses if status.state == "complete"]
     if best := max(scored, key=lambda status: status.score or 0.0, default=None):
-        way = f"`phasicrl train --from DIR/{best.id}/trial.json --seed 101` trains it"
+        way = f"`phasicrl train --from {words[0]}/{best.id}/trial.json --seed 101` trains it"
         cli.print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
 
 

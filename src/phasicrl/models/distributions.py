@@ -183,8 +183,7 @@ class JointPolicy(Distribution):
         shapes = [part.noise_shape[self.dist_params.dim() - 1 :] for part in self.parts]
         pieces = noise.split([shape.numel() for shape in shapes], -1)
         triples = zip(self.parts, pieces, shapes, strict=True)
-        draws = [part.draw(piece.unflatten(-1, shape)) for part, piece, shape in triples]
-        return self._join(draws)
+        return self._join([part.draw(piece.unflatten(-1, shape)) for part, piece, shape in triples])
 
     def mode(self) -> Num[Tensor, "*shape K"]:
         """Return the mode of each component, `[…, K]`."""

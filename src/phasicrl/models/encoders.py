@@ -283,8 +283,7 @@ def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[T
     """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
     if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
         return _flatten_each(obs).float()
-    columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
-    pairs = zip(columns, count_choices(space), strict=True)
+    pairs = zip(obs.unsqueeze(-1).flatten(1).unbind(-1), count_choices(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 

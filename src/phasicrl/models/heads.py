@@ -162,8 +162,7 @@ class PolicyHead(nn.Module):
         """Split logits or log-probabilities into tensors of components of equal width."""
         sizes = [number * width for number, width in self.groups]
         # `torch.export` writes a split without parts, and cannot read it.
-        pieces = options.split(sizes, -1) if sizes else ()
-        pairs = zip(pieces, self.groups, strict=True)
+        pairs = zip(options.split(sizes, -1) if sizes else (), self.groups, strict=True)
         return [piece.unflatten(-1, group) for piece, group in pairs]
 
     def _mean_and_std(self, outputs: Float[Tensor, "*shape m"]) -> list[Float[Tensor, "*shape n"]]:

@@ -88,8 +88,7 @@ class TrainedAgent:
         generator = None if deterministic else self._generator
         _, action, self._state = choose_actions(self.network, inputs, generator, self._precision)
         self._first = torch.zeros_like(self._first)
-        flat = self.network.policy_head.env_action(action[:, 0]).numpy()
-        actions = self._actions.unflatten(flat)
+        actions = self._actions.unflatten(self.network.policy_head.env_action(action[:, 0]).numpy())
         return actions if is_batch else map_leaves(self.action_space, lambda x: x[0], actions)
 
     @torch.inference_mode()

@@ -44,7 +44,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
             fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
         else:
             warnings.append(
-                f"warning: {directory} did not normalize observations as this run does; its first "
+                f"warning: this run does not normalize observations as {directory} did; the loaded "
                 f"layers expect obs_norm.statistics {files.config.obs_norm.statistics}"
             )
     agent.load_state_dict({name: old[name] for name in fits}, strict=False)

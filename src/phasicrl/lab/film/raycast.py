@@ -72,8 +72,7 @@ class RayCamera:
             return 255 * color[:3]
         start, channels = model.tex_adr[texture], model.tex_nchannel[texture]
         size = model.tex_height[texture] * model.tex_width[texture] * channels
-        texels = model.tex_data[start : start + size].reshape(-1, channels)
-        return color[:3] * texels[:, :3].mean(0)
+        return color[:3] * model.tex_data[start : start + size].reshape(-1, channels)[:, :3].mean(0)
 
     def _make_rays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the camera's position `[3]` and a unit vector through each pixel `[N, 3]`.
@@ -82,8 +81,7 @@ class RayCamera:
         """
         mujoco = self._mujoco
         options = (mujoco.MjvOption(), mujoco.MjvPerturb(), self._camera)
-        everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(*self._world, *options, everything, self._scene)
+        mujoco.mjv_updateScene(*self._world, *options, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
         view = self._scene.camera[0]
         forward, up = (np.array(vector, np.float64) for vector in (view.forward, view.up))
         right = np.cross(forward, up)
