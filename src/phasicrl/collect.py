@@ -74,7 +74,7 @@ class Collector:
         Args:
             rollout: T steps of B environments, written in place.
             updates_obs_norm_before_targets: update the observation statistics with this rollout,
-                then compute its values and memory states again. All epochs over it also use
+                then compute its values, and any memory states again. All epochs over it also use
                 the new statistics. Log-probabilities remain those of the policy that acted, so that
                 ratios are importance weights.
 

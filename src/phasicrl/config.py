@@ -570,7 +570,7 @@ class LogConfig(_Group):
     `auto`: `live` on a terminal, `plain` elsewhere.
     `live`: a progress bar.
     `plain`: lines of text.
-    `off`: the results at the end only, without warnings."""
+    `off`: neither progress nor messages; commands still print the results."""
     console_metrics: tuple[str, ...] = ()
     """Names of further metrics on the console, such as your own."""
     tensorboard: bool = True

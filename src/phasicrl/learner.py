@@ -185,8 +185,7 @@ class Learner:
         """Measure the fractions of dormant features and clipped inputs, about 30 times per run."""
         if (self.iteration - 1) % max(1, self.config.num_iterations // _DIAGNOSTICS_PER_RUN):
             return {}
-        stride = max(1, self.config.batch_size // _MIN_OBS)
-        obs = rollout.obs[:, ::stride].flatten(0, 1)
+        obs = rollout.obs[:, :: max(1, self.config.batch_size // _MIN_OBS)].flatten(0, 1)
         precision, world = self.executor.precision("policy"), self.executor.world
         return network_diagnostics(self.agent, obs, precision=precision, world=world)
 

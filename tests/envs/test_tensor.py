@@ -165,15 +165,19 @@ def test_a_mask_that_allows_nothing_is_found() -> None:
         envs.step(draw_action(envs, np.random.default_rng(1)))
 
 
-def test_masks_begin_with_the_first_reset() -> None:
+@pytest.mark.parametrize("key", ["action_mask", "action_masks"])
+def test_masks_begin_with_the_first_reset_and_have_their_name(key: str) -> None:
     class Late(TensorEnvs):
         def reset(self, **given: Any) -> Any:
             return super().reset(**given)[0], {}
 
-    envs = make(Late(counting.MaskedInFlatInfo, 2, "raw"))
+        def step(self, action: Tensor) -> Any:
+            return *super().step(action)[:4], {key: torch.ones(2, 7)}
+
+    envs = make(Late(counting.Counting, 2, "raw"))
     envs.reset()
-    with pytest.raises(EnvError, match=r"'action_mask' that reset\(\) did not return"):
-        envs.step(torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(EnvError, match=rf"'{key}' (that reset\(\) did not return|in info)"):
+        envs.step(torch.zeros(2, dtype=torch.int64))
 
 
 def test_neither_side_changes_the_other_sides_random_numbers() -> None:

@@ -85,7 +85,6 @@ def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Itera
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
         package = name.partition(".")[0].replace("_", "-")
-        package = {"warp": "'phasicrl[mjlab]'", "jax": "'phasicrl[pgx]'"}.get(package, package)
         hint = f". pip install {package}, or set PYTHONPATH" * bool(name)
         raise ImportError(f"{call} needs a package that is not installed: {error}{hint}") from error
     except EnvError:
@@ -114,7 +113,7 @@ def has_mask(info: Mapping[str, Any]) -> bool:
         Invalid: it has them by the name `action_masks`.
     """
     if f"{MASK}s" in info and MASK not in info:
-        raise Invalid(f"returned '{MASK}s' in info; expected {MASK!r}")
+        raise Invalid(f"returned '{MASK}s' in info; expected {MASK!r}, or env.action_masks False")
     return MASK in info
 
 

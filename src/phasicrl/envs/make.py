@@ -114,7 +114,10 @@ def _import_backend(backend: str) -> Any:
         ImportError: the back end is not installed.
     """
     with convert_errors(f"{backend}: its import"):
-        return importlib.import_module(f"phasicrl.envs.{backend}")
+        try:
+            return importlib.import_module(f"phasicrl.envs.{backend}")
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{error}. docs/environments.md says how to install it") from None
 
 
 def get_gym_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, Any]]:

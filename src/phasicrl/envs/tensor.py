@@ -342,7 +342,7 @@ class TensorVectorEnv:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
         if self.mask_size:
             return self._copy(mask, (self.mask_size,), MASK).bool()
-        if self._widths and mask is not None:
+        if self._widths and has_mask(info):
             raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
         return None
 

@@ -130,8 +130,8 @@ class CustomVectorEnv(NumpyVectorEnv):
                     text = "resets all environments in reset(options={'reset_mask': …})"
                     raise Invalid(f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP")
                 stored[ended] = first[ended]
-                if mask is not None:
-                    mask |= self._read_mask(obs, info, ended)
+                first_mask = self._read_mask(obs, info, ended)
+                mask = None if mask is None else mask | first_mask
             return NumpyStep(stored, reward, terminated, truncated, final_obs, mask)
 
     def _close(self) -> None:

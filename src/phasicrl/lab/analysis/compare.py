@@ -380,7 +380,7 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
             panel.set_xlabel(f"score, {comparison.units}" * (index + columns >= num_panels))
             panel.set_ylabel("fraction of runs above it" * (index % columns == 0))
         tasks = ", ".join(dict.fromkeys(str(result.task) for result in comparison.results))
-        figure.suptitle(textwrap.fill(f"{comparison.metric} on {tasks}; bands: 95 %", 70), size=10)
+        figure.suptitle(textwrap.shorten(f"{comparison.metric}; bands: 95 %; {tasks}", 76))
         if num_panels == 1:
             figure.legend(loc="outside lower center", frameon=False)
     return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
