@@ -348,6 +348,7 @@ def test_options_that_a_function_does_not_get_are_refused(maker: str, tmp_path: 
     assert max(evaluate(run.directory, episodes=1, **options, **objects)[0].lengths) <= 9
 
 
+FITS = partial(train, get_preset("cartpole-ppo"))
 NOWHERE = Config().with_updates({"env.id": "nowhere"})
 
 
@@ -398,14 +399,8 @@ def test_own_metrics_are_kept_in_callbacks_and_in_own_loops(tmp_path: Path) -> N
             for given in ("Auto", "runs/x", Path("runs/x"), True, None)
         ),
         (train, {"config": NOWHERE, "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
-        *(
-            (
-                partial(train, get_preset("cartpole-ppo")),
-                {name: nn.Linear(4, 2)},
-                f"{name} is a netw",
-            )
-            for name in ("make_encoder", "make_head")
-        ),
+        *((FITS, {x: nn.Linear(4, 2)}, f"{x} is a netw") for x in ("make_encoder", "make_head")),
+        (FITS, {"make_encoder": lambda space, features_dim: None}, r"make_encoder\(space\)"),
     ],
 )
 def test_slips_in_python_are_answered_with_what_is_right(

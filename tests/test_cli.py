@@ -54,7 +54,7 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     words = ("--output-dir", str(tmp_path), *SMALL[:2], *SMALL[4:])
     assert main(["train", "classic-ppo", *words, "--make-env", own]) == 0
     (run,) = map(str, tmp_path.iterdir())
-    assert "corridor" in Path(run).name
+    assert "_corridor.corridor_s" in Path(run).name
     others = ["--output-dir", str(tmp_path / "others"), *words[2:]]
     assert main(["train", "classic-ppo", *others, "--make-env", "tests.test_cli:UNNAMED"]) == 0
     for line in (f"evaluate {run} --episodes 2", f"resume {run}", f"train --from {run}"):
@@ -116,7 +116,11 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --ppo clip=0.1", "'--ppo.clip'"),
         ("train classic-ppo --log.tensorboard False", "--log.no-tensorboard"),
         ("train classic-ppo --log.tensorboard=false", "--log.no-tensorboard"),
-        ("train classic-ppo --seed 3 4", "unknown argument '4'"),
+        ("train classic-ppo --seed 3 4", "unknown argument '4'; expected one value of --seed"),
+        ("train classic-ppo --reward-norm.discount 0.9", "'--reward-norm.gamma'"),
+        ("train classic-ppo --capture-video", "'--evaluation.film'"),
+        ("evaluate /tmp --make-env=", "make_env is ''; expected MODULE:FUNCTION"),
+        ("resume /tmp --ppo.clip 0.1", "resume has --ppo.clip; expected no option of"),
         ("train classic-ppo seed=3", "unknown argument 'seed=3'; expected --OPTION VALUE (did you"),
         ("train classic-ppo --model.hidden-sizes [64,32]", "expected 64 32, with"),
         ("train classic-ppo --model.hidden-sizes=64,32", "expected 64 32, with"),

@@ -241,7 +241,5 @@ def test_every_trick_that_a_suite_measures_has_numbers() -> None:
         found = reference_pages.in_suites(row)
         found += [result_tables.on_reacher(row["reacher"])] * bool(row["reacher"])
         assert not any(each.endswith("–") for each in found)
-        apart = {
-            result_tables.one_out(row["rung"], task) for task in ("acrobot", "gymnasium:Taxi-v4")
-        }
+        apart = {result_tables.one_out(row["rung"], x) for x in ("acrobot", "gymnasium:Taxi-v4")}
         assert not row["rung"] or apart != {"–"}

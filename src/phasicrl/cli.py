@@ -65,7 +65,7 @@ evaluation.every_iterations evaluation.episodes evaluation.film
 class _ObjectOptions:
     """Objects of the user, in commands whose functions take them."""
 
-    make_env: str = ""
+    make_env: str | None = None
     """Function that makes an environment, or of a number of environments, as `MODULE:FUNCTION`."""
 
 
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.path.append("")
         for module in options.modules:
             importlib.import_module(module)
-        words += ["--make-env", options.make_env] * bool(options.make_env)
+        words += [] if options.make_env is None else ["--make-env", options.make_env]
         run_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
@@ -250,7 +250,7 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         ValueError: there is no such function.
     """
     options, rest = tyro.cli(_ObjectOptions, args=words, return_unknown_args=True, add_help=False)
-    if not options.make_env:
+    if options.make_env is None:
         return {}, rest
     module, _, name = options.make_env.partition(":")
     try:
@@ -315,7 +315,8 @@ def _train(words: list[str]) -> None:
     options, config = parse_config_and_options(words, "train", _TrainOptions, refuses_custom_env)
     if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
         (function,) = objects.values()
-        config = config.with_updates({"env.id": getattr(function, "__name__", "own")})
+        module, name = function.__module__, getattr(function, "__qualname__", "own")
+        config = config.with_updates({"env.id": f"{module.rpartition('.')[2]}.{name}"})
     from phasicrl.algorithm import train
     from phasicrl.system.signals import handle_preemption
 
@@ -397,10 +398,13 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
         near = suggest_name(unknown[0].partition("=")[0], flags)
         return f"argument {unknown[0]!r}; expected --OPTION VALUE{near}"
     parts = [part for word in words for part in word.split("=", 1)]
-    flag = parts[parts.index(unknown[0]) - 1]
+    before = parts[: parts.index(unknown[0])]
+    flag = next((part for part in reversed(before) if part in flags), "")
+    if flag != before[-1]:
+        hint = f"; expected one value of {flag}. `phasicrl sweep make` trains with several"
+        return f"argument {unknown[0]!r}{hint * bool(flag)}"
     group, _, name = flag.rpartition(".")
-    expected = f"; expected {flag} or {group}.no-{name} without it" * (flag in flags)
-    return f"argument {unknown[0]!r}{expected}"
+    return f"argument {unknown[0]!r}; expected {flag} or {group}.no-{name} without it"
 
 
 def _print_help(command: str, options_type: type, base: Config) -> None:
@@ -412,9 +416,7 @@ def _print_help(command: str, options_type: type, base: Config) -> None:
     texts = {**get_option_docs(Config), **get_option_docs(options_type)}
     for part in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group := getattr(base, part.name)):
-            texts |= {
-                f"{part.name}.{key}": text for key, text in get_option_docs(type(group)).items()
-            }
+            texts |= {f"{part.name}.{x}": text for x, text in get_option_docs(type(group)).items()}
     for path in (*own, *SHORT_HELP_OPTIONS.split()):
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"
         text = texts[path].replace("\n", "\n" + 43 * " ")
@@ -427,6 +429,10 @@ def _resume(words: list[str]) -> None:
     from phasicrl.algorithm import resume
     from phasicrl.system.signals import handle_preemption
 
+    if changes := [word for word in words if re.match(r"--\w+\.", word)]:
+        same = "Change config.json and add --accept-config-changes"
+        new = "or start a new run with `phasicrl train --from RUN --init-from RUN`"
+        raise ValueError(f"resume has {changes[0]}; expected no option of the run. {same}, {new}")
     with handle_preemption():
         _print_run(parse_and_call(resume, "resume", words))
 

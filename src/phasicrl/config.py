@@ -86,9 +86,7 @@ class _Group:
         call = f"{cls.__name__}({next(iter(get_types(cls)))}=…)"
         problems = [f"{value!r} has no name; expected {call}" for value in given]
         unknown = [cls._prefix + name for name in values if name not in get_types(cls)]
-        problems += [
-            f"unknown option {path}{suggest_name(path, get_defaults())}" for path in unknown
-        ]
+        problems += [f"unknown option {x}{suggest_name(x, get_defaults())}" for x in unknown]
         if problems:
             raise ConfigError(problems)
         return super().__new__(cls)

@@ -180,6 +180,7 @@ ppo.schedule=anneal_lr,lr_schedule log.wandb=track,wandb_project_name env.option
 model.hidden_sizes=net_arch ppo.schedule_kl=desired_kl aux.learning_rate=aux.lr ppo.learning_rate=lr
 env.id=env,env_name,env.name ppo.value_coef=vf_coef model.encoder=policy aux.epochs=aux.n_epochs
 ppo.num_steps=n_steps env.num_envs=n_envs log.console=verbose output_dir=log_dir ppo.gamma=discount
+evaluation.film=capture_video
 """
 SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for name in by.split(",")}
 """Paths of options by their names in other trainers."""
@@ -194,7 +195,9 @@ def suggest_name(given: str, known: Iterable[str], shown: Mapping[str, str] | No
     names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
     word = given.lower().lstrip("-").replace("-", "_")
     end = word.rpartition(".")[2]
-    near = [name for name in names if name == SYNONYMS.get(word, SYNONYMS.get(end))]
+    path = SYNONYMS.get(word, SYNONYMS.get(end, ""))
+    in_group = word.removesuffix(end) + path.rpartition(".")[2]
+    near = [name for name in (in_group, path) if name in names][:1]
     near = near or [name for name in names if f".{name}".endswith(f".{end}")][:1]
     near = near or sorted((name for name in names if name.startswith(word)), key=len)[:2]
     near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)

@@ -32,8 +32,7 @@ class RunningMoments(nn.Module):
         All processes must pass parts of one size.
         """
         count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
-        total = self.count + count
-        delta = mean - self.mean
+        total, delta = self.count + count, mean - self.mean
         self.sum_of_squares += sum_of_squares + delta.square() * self.count * count / total
         self.mean += delta * count / total
         self.count.copy_(total)

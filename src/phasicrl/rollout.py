@@ -310,8 +310,7 @@ class PhaseBuffer:
 
     def clear(self) -> None:
         """Mark all slots as free; later rollouts overwrite them."""
-        self.num_filled = 0
-        self.progress = None
+        self.num_filled, self.progress = 0, None
 
     def auxiliary_samples(
         self, old_dist_params: Float[Tensor, "KB T P"], *, num_last: int | None = None

@@ -22,9 +22,7 @@ SUPPORTED_OBSERVATIONS = (
     "Box (images: uint8, height × width × channels or channels first; all others are vectors), "
     "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 )
-SUPPORTED_ACTIONS = (
-    "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
-)
+SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, Dict, Tuple of these"
 
 KeyPath = tuple[str | int, ...]
 """Path of a part in a tree of `Dict` spaces (keys) and `Tuple` spaces (indices)."""

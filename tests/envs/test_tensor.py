@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import runpy
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -176,7 +177,8 @@ def test_masks_begin_with_the_first_reset_and_have_their_name(key: str) -> None:
 
     envs = make(Late(counting.Counting, 2, "raw"))
     envs.reset()
-    with pytest.raises(EnvError, match=rf"'{key}' (that reset\(\) did not return|in info)"):
+    wrong = "that reset() did not return" if key == "action_mask" else "in info; expected"
+    with pytest.raises(EnvError, match=re.escape(f"'{key}' {wrong}")):
         envs.step(torch.zeros(2, dtype=torch.int64))
 
 
@@ -357,9 +359,7 @@ def test_simulators_that_reset_as_they_are_made_begin_by_the_seed() -> None:
         return envs
 
     config = EnvConfig(id="simulated", num_envs=2)
-    first = [
-        make_envs(config, seed=seed, make_vector_env=make_vec_env).reset() for seed in (1, 1, 2)
-    ]
+    first = [make_envs(config, seed=x, make_vector_env=make_vec_env).reset() for x in (1, 1, 2)]
     assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
 
 

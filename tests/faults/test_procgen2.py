@@ -47,9 +47,7 @@ def test_every_game_is_the_original(
         )
         envs = make_envs(config, seed=SEED)
         envs.reset()
-        steps = [
-            envs.step(torch.from_numpy(action)) for action in np.load(tmp_path / f"{game}.npy")
-        ]
+        steps = [envs.step(torch.from_numpy(x)) for x in np.load(tmp_path / f"{game}.npy")]
         envs.close()
         with np.load(tmp_path / f"{game}.npz") as original:
             ended = torch.stack([step.terminated | step.truncated for step in steps]).numpy()

@@ -78,6 +78,7 @@ def test_plain_lines_by_hand(clock: Clock) -> None:
         display.show_stage("rollout")
         clock.now += 4
         display.show_metrics(record, 2 * BATCH)
+        display.show_metrics({"own/at the end": 1.0}, 2 * BATCH)  # which has no column
     assert stream.getvalue() == (
         " 10.0 %  256/2,560 steps  32 steps/s  return 12.3  length 1,234  entropy 2.75"
         "  kl 0.00421  expl.var -  value loss -9.87e-06  own/lines 7  own/others 8  0:01:12 left\n"

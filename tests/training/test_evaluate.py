@@ -88,7 +88,9 @@ def test_an_evaluation_ends_where_episodes_do_not(
 
 
 def test_the_report_by_hand() -> None:
-    report = Evaluation("greedy", (1.0, 2.0, 6.0), (3, 5, 7)).to_dict()
+    evaluation = Evaluation("greedy", (1.0, 2.0, 6.0), (3, 5, 7))
+    assert str([evaluation]) == "[Evaluation(greedy, unseen, mean return 3.00, 3 episodes)]"
+    report = evaluation.to_dict()
     means = [report[name] for name in ("mean_return", "median_return", "mean_length", "episodes")]
     assert means == [3, 2, 5, 3] and report["std_return"] == pytest.approx((14 / 3) ** 0.5)
     interval: Any = report["interval_95"]

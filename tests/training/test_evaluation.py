@@ -251,7 +251,7 @@ def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
     monkeypatch.setattr(run_module.RunDirectory, "save_weights", full)
     run = train(config, make_env=Corridor)
     assert run.env_steps == 128
-    assert "the best weights could not be saved: [Errno 28]" in capsys.readouterr().out
+    assert "the best weights are not saved: [Errno 28]" in capsys.readouterr().out
     # What is not there is no best return, to which later ones would be compared.
     assert all("evaluation/best_return" not in row for row in run.files.metrics())
     assert run.state_dict()["best_return"] is None

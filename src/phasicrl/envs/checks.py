@@ -117,6 +117,16 @@ def has_mask(info: Mapping[str, Any]) -> bool:
     return MASK in info
 
 
+def refuse_late_mask(info: Mapping[str, Any]) -> None:
+    """Refuse action masks that begin after `reset`.
+
+    Raises:
+        Invalid: the `info` has them.
+    """
+    if has_mask(info):
+        raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
+
+
 def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvProperties:
     """Make one environment, and return its spaces and its source of action masks.
 
@@ -216,7 +226,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         self.env_index, self._restarts, self._has_extra = index, restarts, False
         self._layout = ObservationLayout(properties.observation_space)
         self._actions = ActionLayout(properties.action_space)
-        self._widths = count_choices(properties.action_space)
+        self._widths = count_choices(properties.action_space) if properties.use_masks else ()
         # Vector environments use only the shapes and dtypes of these spaces.
         self.observation_space = gym.spaces.Box(0, 1, self._layout.shape, self._layout.dtype.type)
         self.action_space = gym.spaces.Box(0, 1, self._actions.shape, self._actions.dtype.type)
@@ -346,12 +356,10 @@ class CheckedEnv(gym.Env[Any, Any]):
     def _make_mask_info(self, obs: Any, info: Any) -> dict[str, Any]:
         """Return the mask of an observation as an `info`; empty without masks."""
         source = self._properties.mask_source
-        if not self._properties.use_masks:
+        if not self._widths:
             return {}
         if source is None:
-            if self._widths and isinstance(info, Mapping) and has_mask(info):
-                raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
-            return {}
+            return refuse_late_mask(info) or {}
         if source == "method":
             given = self.env.get_wrapper_attr("action_masks")()
         else:

@@ -88,9 +88,7 @@ def load_graphics_libraries() -> str:
     """
     if not envpool_bundles_qt():
         return "not needed"
-    absent = {
-        name: functions for name, functions in GRAPHICS_LIBRARIES.items() if not _try_load(name)
-    }
+    absent = {name: calls for name, calls in GRAPHICS_LIBRARIES.items() if not _try_load(name)}
     _load_stand_ins(absent, GRAPHICS_REMEDIES)
     return "stand-ins" if absent else "system"
 

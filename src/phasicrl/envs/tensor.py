@@ -13,7 +13,6 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.checks import (
     MASK,
-    MASK_REMEDY,
     REMEDY,
     Invalid,
     check_tuple,
@@ -21,6 +20,7 @@ from phasicrl.envs.checks import (
     convert_errors,
     has_mask,
     make_env_properties,
+    refuse_late_mask,
     warn_of_extra_keys,
 )
 from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
@@ -342,9 +342,7 @@ class TensorVectorEnv:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
         if self.mask_size:
             return self._copy(mask, (self.mask_size,), MASK).bool()
-        if self._widths and has_mask(info):
-            raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
-        return None
+        return refuse_late_mask(info) if self._widths else None
 
 
 @contextmanager

@@ -24,13 +24,13 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
 from phasicrl.envs.checks import (
     MASK,
-    MASK_REMEDY,
     Invalid,
     check_tuple,
     close_env,
     convert_errors,
     has_mask,
     make_env_properties,
+    refuse_late_mask,
     warn_of_extra_keys,
 )
 from phasicrl.envs.rsl_rl import RslRlSimulator
@@ -165,10 +165,10 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:
         """Return masks `[B, mask_size]`, false outside of `rows` `[B]`; None without masks."""
         shape = (self.num_envs, self.mask_size)
-        if self._widths and not self.mask_size and has_mask(info):
-            raise Invalid(f"returned an {MASK!r} that reset() did not return; {MASK_REMEDY}")
-        if not self.mask_size or not rows.any():
-            return np.zeros(shape, dtype=bool) if self.mask_size else None
+        if not self.mask_size:
+            return refuse_late_mask(info) if self._widths else None
+        if not rows.any():
+            return np.zeros(shape, dtype=bool)
         mask = (obs if self._properties.mask_source == "observation" else info).get(MASK)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"

@@ -76,11 +76,8 @@ def make_plan(
     compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
     if on_gpu and config.model.memory != "none":
         compiled = False  # CUDA graphs need fixed shapes, which packed sequences do not have
-    precision: dict[Phase, Precision] = {
-        "policy": compute.policy_precision,
-        "value": compute.policy_precision,
-        "aux": compute.aux_precision,
-    }
+    precision: dict[Phase, Precision] = dict.fromkeys(PHASES, compute.policy_precision)
+    precision["aux"] = compute.aux_precision
 
     def choose_micro_batch(phase: Phase) -> int | None:
         if not has_images:

@@ -29,9 +29,7 @@ def _export(words: list[str]) -> None:
 
     made = cli.parse_and_call(export_policy, "export", words)
     for kind in ("input", "output"):
-        cli.print_lines(
-            f"  {kind} {name}: {text}" for name, text in made.metadata[f"{kind}s"].items()
-        )
+        cli.print_lines(f"  {kind} {x}: {text}" for x, text in made.metadata[f"{kind}s"].items())
     on = f"on {made.observations:,} observations it differs from the agent"
     cli.print_lines([f"{on} by at most {made.difference:.1g}", made.path])
 
@@ -173,7 +171,8 @@ def _sweep_status(words: list[str]) -> None:
     cli.print_lines([", ".join(f"{number} {state}" for state, number in counts.items())])
     scored = [status for status in statuses if status.state == "complete"]
     if best := max(scored, key=lambda status: status.score or 0.0, default=None):
-        way = f"`phasicrl train --from {words[0]}/{best.id}/trial.json --seed 101` trains it"
+        folder = next(word for word in words if word != "--")
+        way = f"`phasicrl train --from {folder}/{best.id}/trial.json --seed 101` trains it"
         cli.print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
 
 

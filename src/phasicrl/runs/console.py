@@ -83,11 +83,13 @@ class Display:
     def show_metrics(self, values: Values, env_steps: int) -> None:
         """Show the metrics of an iteration, and those of the last auxiliary phase."""
         self._values.update(values)
+        pairs = ((label, self._values.get(name)) for label, name in self._columns)
+        metrics = [f"{label} {_format(value)}" for label, value in pairs if value is not None]
+        if (env_steps, "  ".join(metrics)) == (self._task.completed, self._bar.metrics):
+            return  # such as for the metrics of `on_end` that have no column
         self._bar.update(self._task.id, completed=env_steps)
         speed = f"{self._task.speed or 0:,.0f}"
         self._bar.update(self._task.id, speed=speed)
-        pairs = ((label, self._values.get(name)) for label, name in self._columns)
-        metrics = [f"{label} {_format(value)}" for label, value in pairs if value is not None]
         self._bar.metrics = "  ".join(metrics)
         left = self._task.time_remaining
         self._line = "  ".join([

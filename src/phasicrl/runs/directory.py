@@ -346,9 +346,8 @@ class RunDirectory:
         refused = [changes[path] for path in changes if path != "total_env_steps" or not is_given]
         if refused and not accept:
             raise ValueError(
-                f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved "
-                f"({', '.join(refused)}); expected no changes. Restore it, or set "
-                "accept_config_changes"
+                f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
+                "; expected no changes. Restore it, or set accept_config_changes"
             )
         return [*changes.values()]
 

@@ -434,5 +434,8 @@ def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {})
                 generator=Generator().manual_seed(init_seed), auxiliary=config.has_auxiliary_phase,
                 make_encoder=objects.get("make_encoder"), make_head=objects.get("make_head"),
             )  # fmt: skip
+        except TypeError as error:
+            error.add_note("the calls are make_encoder(space), make_head(name, size, num_outputs)")
+            raise
         except ValueError as error:
             raise ValueError(f"{envs.name}: {error}") from error.__cause__

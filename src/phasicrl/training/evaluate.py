@@ -37,7 +37,7 @@ from phasicrl.training.evaluation import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Evaluation:
     """Result of an evaluation: finished episodes with one kind of actions.
 
@@ -57,6 +57,10 @@ class Evaluation:
     def mean_return(self) -> float:
         """Mean of the episodes' undiscounted returns."""
         return float(np.mean(self.returns))
+
+    def __repr__(self) -> str:
+        result = f"mean return {self.mean_return:.2f}, {len(self.returns)} episodes"
+        return f"Evaluation({self.policy}, {self.levels}, {result})"
 
     def to_dict(self) -> dict[str, float | int | str | list[float]]:
         """Return a summary for JSON; `interval_95` is the bootstrap interval of the mean return."""

@@ -276,9 +276,7 @@ class Run:
                     self.files.save_weights(weights, env_steps=self.env_steps, which="best")
                 self._best_return = record["evaluation/return"]
             except OSError as error:
-                self.metrics_log.show_message(
-                    f"warning: the best weights could not be saved: {error}"
-                )
+                self.metrics_log.show_message(f"warning: the best weights are not saved: {error}")
         if self._best_return is not None:
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
@@ -493,9 +491,7 @@ class Run:
             if self.world.size == 1 or self.world.has_shared_error:
                 self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
-            self.metrics_log.show_message(
-                f"warning: the last iteration could not be saved: {problem}"
-            )
+            self.metrics_log.show_message(f"warning: the last iteration is not saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
             call = f"phasicrl resume {self.directory}"

@@ -83,9 +83,7 @@ def test_the_table_of_source_000() -> None:
     bigfish = {"env.id": "procgen:bigfish"}
     presets = "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen"
     assert of_cleanrl == [get_preset(name).with_updates(bigfish) for name in presets]
-    small = [
-        config for _, config in SUITES["seeds-table"].arms(base("seeds-table", "bigfish", "small"))
-    ]
+    small = [x for _, x in SUITES["seeds-table"].arms(base("seeds-table", "bigfish", "small"))]
     shapes = {(one.env.num_envs, one.ppo.num_steps, one.model.channels, one.total_env_steps)
               for one in small}  # fmt: skip
     assert len(small) == 5 and shapes == {(32, 64, (4, 8, 8), 150_000)}

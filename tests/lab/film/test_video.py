@@ -25,7 +25,7 @@ from phasicrl.training.evaluate import Evaluation
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
 
-pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
+imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
 
 
 SMALL_IMAGES = ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,))
@@ -239,6 +239,7 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1"})
     path, _ = film(train(config).directory, episodes=1, size=100)
     images = read_film(path, 400, 600)
+    assert next(imageio_ffmpeg.read_frames(str(path)))["fps"] == 50  # its metadata's render_fps
     # A white field with a cart on it.
     assert len(images) > 5 and images.mean() > 150 and images.std() > 1
 

@@ -137,9 +137,7 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
             others = [t.intermediate_values[steps[-1]] for t in study.trials[: trial.number]
                       if steps[-1] in t.intermediate_values]  # fmt: skip
             assert reported[steps[-1]] < sorted(others)[len(others) // 2]
-    scores = [
-        status.score for status in sweep.get_trial_statuses(folder) if status.state == "complete"
-    ]
+    scores = [x.score for x in sweep.get_trial_statuses(folder) if x.state == "complete"]
     assert max(filter(None, scores)) == study.best_value
 
 
@@ -257,7 +255,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     complete = [trial for trial, state in states.items() if state == "complete"]
     assert stops == [(1, 384), (2, 384), (1, 768), (2, 768)] * len(complete)
     best = folder / complete[0] / grid.TRIAL_FILE
-    assert main(["sweep", "status", str(folder)]) == 0
-    assert "phasicrl train --from" in capsys.readouterr().out
+    assert main(["sweep", "status", "--", str(folder)]) == 0
+    assert f"phasicrl train --from {folder}" in capsys.readouterr().out
     assert main(["train", "--from", str(best), "--seed", "101"]) == 0
     assert next((tmp_path / "again").glob("*_s101_*")).is_dir()

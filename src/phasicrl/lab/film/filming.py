@@ -40,7 +40,7 @@ GetImages = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def film_episodes(
     saved: SavedAgent, load_agent: Callable[[Any], Agent], output: Path, *, num_envs: int = 1,
     episodes: int = 1, policy: ActionSelection = "sampled", levels: Levels = "unseen",
-    seed: int = 0, fps: int = 15, size: int = 512, overlay: bool = False,
+    seed: int = 0, fps: int | None = None, size: int = 512, overlay: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Record a video of evaluation episodes, and return their results.
 
@@ -53,7 +53,7 @@ def film_episodes(
         policy: kind of actions: sampled, or greedy (most likely).
         levels: levels of Procgen.
         seed: seed of the episodes.
-        fps: images per second.
+        fps: images per second; None for the `render_fps` of a rendered environment, else 15.
         size: minimum height and width in pixels.
         overlay: show return, value and policy under each image.
 
@@ -61,8 +61,8 @@ def film_episodes(
         ValueError: the environment has no images.
         ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
-    envs, get_images = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
-    with closing(envs), _open_film(output, fps=fps, size=size) as write_to_film:
+    envs, get_images, rate = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
+    with closing(envs), _open_film(output, fps=fps or rate, size=size) as write_to_film:
         agent, precision = load_agent(envs), saved.config.compute.policy_precision
         drawing = Overlay(agent) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
@@ -174,8 +174,8 @@ class _Renderer:
         return self._reset(**given)
 
 
-def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages]:
-    """Make environments, and a function that returns their images.
+def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetImages, float]:
+    """Make environments, a function that returns their images, and images per second.
 
     Images are the observations, else the result of `render()`. A vector environment that resets in
     the step of the end cannot draw the end; the image before is repeated.
@@ -193,7 +193,7 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
         channels_first = has_channels_first(shape, saved.config.model.image_layout)
-        return envs, lambda obs, _: _to_rgb(obs, channels_first)
+        return envs, lambda obs, _: _to_rgb(obs, channels_first), 15
     if not make_vector_env:
         envs.close()
         envs = _make_rendered(saved, envs.name, make_envs, renderers)
@@ -210,7 +210,7 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
         pairs = zip(renderers[-envs.num_envs :], ended, strict=True)
         return np.stack([each.get_last_image() if end else each.draw() for each, end in pairs])
 
-    return envs, draw_images
+    return envs, draw_images, renderers[-1].env.metadata.get("render_fps") or 15
 
 
 def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
@@ -250,7 +250,7 @@ def _to_rgb(obs: np.ndarray, channels_first: bool) -> np.ndarray:
 
 
 @contextmanager
-def _open_film(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
+def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Open a film, and yield a function that adds an image."""
     imageio_ffmpeg = import_optional("imageio_ffmpeg", "films need imageio-ffmpeg")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,9 @@ from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 def film(
     run_dir: Path | str, *, output: Path | None = None, num_envs: int = 1, episodes: int = 3,
-    policy: ActionSelection = "sampled", levels: Levels = "unseen", seed: int = 0, fps: int = 15,
-    size: int = 512, overlay: bool = False, weights: WeightsKind = "last", **user_objects: Any,
+    policy: ActionSelection = "sampled", levels: Levels = "unseen", seed: int = 0,
+    fps: int | None = None, size: int = 512, overlay: bool = False, weights: WeightsKind = "last",
+    **user_objects: Any,
 ) -> tuple[Path, Evaluation]:  # fmt: skip
     """Record a video of the agent of a run, and return its path and episodes.
 
@@ -28,7 +29,7 @@ def film(
         policy: Kind of actions: sampled, or greedy (most likely).
         levels: Procgen: `unseen` (the full distribution), or `train` (the training levels).
         seed: Seed of the episodes.
-        fps: Frames per second.
+        fps: Frames per second; none: `render_fps` of a rendered environment, else 15.
         size: Minimum height and width in pixels; images are enlarged by whole factors.
         overlay: Show the return so far, the value and the policy under each image.
         weights: Last weights, or best weights by the evaluations during the run.
@@ -46,7 +47,7 @@ def film(
         raise ValueError(f"output is {output}; expected {output.with_suffix('.mp4')}")
     limits = {
         "episodes": (episodes, 1, math.inf), "num_envs": (num_envs, 1, episodes),
-        "fps": (fps, 1, 240), "size": (size, 1, 4096),
+        "fps": (15 if fps is None else fps, 1, 240), "size": (size, 1, 4096),
     }  # fmt: skip
     for name, (value, low, high) in limits.items():
         if not low <= value <= high:

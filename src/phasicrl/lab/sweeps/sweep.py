@@ -86,9 +86,7 @@ def list_trials(directory: Path) -> list[Path]:
     """
     folders = sorted(path.parent for path in directory.glob(f"*/{grid.TRIAL_FILE}"))
     if not folders:
-        raise ValueError(
-            f"{directory} has no trials; expected a sweep. `phasicrl sweep make` writes one."
-        )
+        raise ValueError(f"{directory} has no trials; expected a sweep of `phasicrl sweep make`")
     return folders
 
 
