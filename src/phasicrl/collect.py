@@ -103,10 +103,8 @@ class Collector:
                 rollout.weight.copy_(~rollout.truncated)
                 rollout.truncated[:, :-1] = rollout.truncated[:, :-1] | rollout.truncated[:, 1:]
         with self.executor.world.sync_errors("a rollout"):
-            require_finite(
-                policy=rollout.log_prob,
-                value_function=torch.cat([rollout.value, rollout.next_value]),
-            )
+            values = torch.cat([rollout.value, rollout.next_value])
+            require_finite(policy=rollout.log_prob, value_function=values)
             self.agent.check_images(rollout.obs.flatten(0, 1))
 
     def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:

@@ -106,8 +106,7 @@ class EmaMoments(nn.Module):
         """
         count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
         self.weight.mul_(self.decay).add_(1 - self.decay)
-        share = (1 - self.decay) / self.weight
-        delta = mean - self.mean
+        share, delta = (1 - self.decay) / self.weight, mean - self.mean
         widened = self.variance + share * delta.square()
         self.variance.copy_((1 - share) * widened + share * sum_of_squares / count)
         self.mean += share * delta
@@ -133,8 +132,7 @@ def _batch_moments(
     fits, given = batch.shape[num_axes:] == shape, tuple(batch.shape)
     assert fits, f"a batch of shape {given}, but samples have the shape {tuple(shape)}"
     # Add an axis: a reduction over no axes would reduce all of them.
-    batch = batch.double().unsqueeze(0)
-    axes = tuple(range(num_axes + 1))
+    batch, axes = batch.double().unsqueeze(0), tuple(range(num_axes + 1))
     mean = batch.mean(axes)
     count, sum_of_squares = batch.numel() / mean.numel(), (batch - mean).square().sum(axes)
     means, sums = world.all_gather_cat(mean[None]), world.all_gather_cat(sum_of_squares[None])

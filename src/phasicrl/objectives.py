@@ -179,6 +179,4 @@ def adapt_learning_rate(rate: float, kl: float, *, target: float) -> float:
     """
     if kl > 2 * target:
         return max(rate / 1.5, min(rate, 1e-5))
-    if 0 < kl < target / 2:
-        return min(rate * 1.5, max(rate, 1e-2))
-    return rate
+    return min(rate * 1.5, max(rate, 1e-2)) if 0 < kl < target / 2 else rate

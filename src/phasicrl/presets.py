@@ -130,9 +130,7 @@ _CLASSIC_PPO = Config(
     reward_norm=RewardNormConfig(per="rollout"),
     total_env_steps=100_000,
 )  # fmt: skip
-_CLASSIC_AUX = AuxConfig(
-    every=8, epochs=3, num_minibatches=8, minibatch_by="auto", max_grad_norm=0.5
-)
+_BASE_AUX = AuxConfig(every=8, epochs=3, num_minibatches=8, minibatch_by="auto", max_grad_norm=0.5)
 
 # Continuous control. Advantages are recomputed before each epoch and learning rates decay to zero,
 # to which Tianshou's authors attribute their results on MuJoCo; all else is common to published
@@ -159,7 +157,7 @@ _WALK_PPO = _MUJOCO_PPO.with_updates({
 # No value loss in the auxiliary phase: the value network has had ten epochs on fresh targets, and
 # those of up to eight rollouts ago would make it worse.
 _MUJOCO_AUX = replace(
-    _CLASSIC_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
+    _BASE_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
 )
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
 _ATARI_PPO = Config(
@@ -250,10 +248,10 @@ _MVA = Config(
 _RECURRENT_PPO = _CLASSIC_PPO.with_updates({
     "env.num_envs": 16, "model.memory": "lstm", "model.memory_size": 64, "ppo.num_minibatches": 4,
 })  # fmt: skip
-_RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4)
+_RECURRENT_AUX = replace(_BASE_AUX, num_minibatches=4)
 
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
-    "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),
+    "cartpole": (_CLASSIC_PPO, _BASE_AUX, {}),
     # Without velocities, so that the policy needs a memory.
     "cartpole-masked-velocity": (_RECURRENT_PPO, _RECURRENT_AUX,
                                  {"env.observe": (0, 2), "total_env_steps": 300_000}),
@@ -262,15 +260,15 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
         {"env.id": "envpool:Pendulum-v1", "env.observe": (0, 1), "ppo.gamma": 0.9,
          "action": ActionConfig(squash="clip", rescale=True), "total_env_steps": 300_000},
     ),
-    "acrobot": (_CLASSIC_PPO, _CLASSIC_AUX,
+    "acrobot": (_CLASSIC_PPO, _BASE_AUX,
                 {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
     "mountaincar": (
-        _CLASSIC_PPO, _CLASSIC_AUX,
+        _CLASSIC_PPO, _BASE_AUX,
         {"env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98,
          "total_env_steps": 1_000_000},
     ),
     "lunarlander": (
-        _CLASSIC_PPO, _CLASSIC_AUX,
+        _CLASSIC_PPO, _BASE_AUX,
         {"env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999,
          "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01, "total_env_steps": 1_000_000},
     ),
@@ -351,7 +349,7 @@ PRESETS: dict[str, Preset] = {
                "openai/train-procgen with openai/baselines ppo2", "compat-cleanrl-ppo-procgen"),
         Preset(_CLASSIC_PPO, "PPO for vectors and discrete actions",
                "ours, tuned on CartPole-v1"),
-        Preset(_CLASSIC_PPO.with_updates({"name": "classic-ppg", "aux": _CLASSIC_AUX}),
+        Preset(_CLASSIC_PPO.with_updates({"name": "classic-ppg", "aux": _BASE_AUX}),
                "PPG for vectors and discrete actions", "ours, tuned on CartPole-v1", "classic-ppo"),
         Preset(_CLEANRL_CLASSIC, "CleanRL's ppo.py", "vwxyzjn/cleanrl, ppo.py", "classic-ppo"),
         Preset(_CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py",

@@ -183,9 +183,8 @@ def discounted_forward_return(
     """
     discount = gamma * (~reset_before).to(reward.dtype)
     first = reward[:, :1] + discount[:, :1] * start.unsqueeze(1)
-    return _reverse_discounted_sum(
-        torch.cat([first, reward[:, 1:]], dim=1).flip(1), discount.flip(1)
-    ).flip(1)
+    rewards = torch.cat([first, reward[:, 1:]], dim=1)
+    return _reverse_discounted_sum(rewards.flip(1), discount.flip(1)).flip(1)
 
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:

@@ -25,6 +25,7 @@ from phasicrl.algorithm import learn, train
 from phasicrl.config import ActionConfig, Config
 from phasicrl.execution import compiled
 from phasicrl.execution import executor as executor_module
+from phasicrl.execution import step as step_module
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
@@ -38,7 +39,7 @@ from tests.helpers import OBS_NORM, VALUE_NORM, Levers, assert_same, open_run, t
 NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
-def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+def as_it_is(function: Callable[..., Any], _: list[Tensor], **options: Any) -> Callable[..., Any]:
     """Stand in for `compile_for_shapes`, and return the function itself."""
     return function
 
@@ -242,7 +243,7 @@ def test_what_cannot_be_traced_runs_eagerly(tmp_path: Path) -> None:
 def test_compiled_code_that_computes_something_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+    def wrong(function: Callable[..., Any], _: list[Tensor], **options: Any) -> Callable[..., Any]:
         def call(*inputs: Tensor) -> Any:
             result = function(*inputs)
             if isinstance(result, tuple):  # acting
@@ -401,7 +402,8 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
 ) -> None:
     """Here the others' gradients are zero: the mean of two is half.
 
-    Eagerly, and in two compiled calls with the mean between them.
+    Eagerly, and in two compiled calls with the mean between them, the first for each piece of the
+    minibatch.
     """
     if compile_for_shapes is not None:
         monkeypatch.setattr(compiled, "compile_for_shapes", compile_for_shapes)
@@ -410,8 +412,9 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         for gradient in gradients:
             gradient.mul_(0.5)
 
-    found: dict[tuple[str, bool], tuple[list[Tensor], Tensor]] = {}
-    for choice, others in itertools.product(("off", "on"), (False, True)):
+    found: dict[tuple[str, bool, int], tuple[list[Tensor], Tensor]] = {}
+    for choice, others, size in itertools.product(("off", "on"), (False, True), (8192, 4)):
+        monkeypatch.setattr(step_module, "_PIECE_STEPS", size)
         changes = {"compute.compile": choice, "ppo.max_grad_norm": None, "aux.epochs": 0}
         run = open_run(setting(tmp_path, **changes))
         rollout = run.collect(run.buffer.next_rollout())
@@ -427,7 +430,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         steps = run.executor._compiled_steps
         assert None not in steps.values() and bool(steps) == (choice == "on")
         weights = [parameter.detach().clone() for parameter in run.agent.parameters()]
-        found[choice, others] = weights, values
-    for others in (False, True):
-        torch.testing.assert_close(found["on", others], found["off", others], rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(found["off", True][1], found["off", False][1])
+        found[choice, others, size] = weights, values
+    for key in itertools.product((False, True), (8192, 4)):
+        torch.testing.assert_close(found["on", *key], found["off", *key], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found["off", True, 4][1], found["off", False, 4][1])

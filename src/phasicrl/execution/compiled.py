@@ -25,12 +25,14 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def compile_for_shapes(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+def compile_for_shapes(
+    function: Callable[..., Any], inputs: list[Tensor], *, fast_tanh: bool = True
+) -> Callable[..., Any]:
     """Compile a function of tensors for the shapes, dtypes and strides of example `inputs`.
 
     Inputs that the function writes to must not share memory with others. The compiled function
     checks nothing: it reads tensors of other shapes as if they had those of `inputs`. Compiled code
-    is cached on disk.
+    is cached on disk. `fast_tanh` computes tanh by exp, to 2e-7.
 
     Raises:
         Exception: of any type: the function depends on values, such as the lengths of a packed
@@ -39,7 +41,8 @@ def compile_for_shapes(function: Callable[..., Any], inputs: list[Tensor]) -> Ca
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # PyTorch's about itself
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second
-        return inductor.compile(graph, list(inputs), options=OPTIONS)
+        options = OPTIONS | {"cpp.use_decompose_tanh": fast_tanh}
+        return inductor.compile(graph, list(inputs), options=options)
 
 
 def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:

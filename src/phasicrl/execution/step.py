@@ -6,8 +6,10 @@ Both use the functions of `optimize.py`: gradients, their mean over processes, c
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -21,6 +23,8 @@ from phasicrl.execution import compiled
 from phasicrl.execution.plan import Phase
 from phasicrl.rollout import Minibatch, Samples
 
+_PIECE_STEPS = 8192
+"""Steps of a piece of a minibatch whose activations fit into the caches."""
 In = TypeVar("In", bound=Samples, contravariant=True)
 StepMetrics = tuple[tuple[str, ...], Tensor, float]
 """Names of the loss terms and the gradient norm, their values `[n]`, and number of samples."""
@@ -95,7 +99,8 @@ class _Inputs(NamedTuple):
 class CompiledUpdate:
     """Compiled gradient step: gathering, forward, loss, backward, clipping and Adam.
 
-    With several processes, it is two compiled calls, and gradients are averaged between them.
+    With several processes, or pieces of a large minibatch, it is two compiled calls, and gradients
+    are averaged between them.
 
     Args:
         loss: loss to minimize.
@@ -159,6 +164,8 @@ class CompiledUpdate:
         """Compile the step for inputs like the example."""
         leaves, spec = pytree.tree_flatten(example)
         flat, mean = [tensor.detach() for tensor in leaves], self._settings.mean
+        # The KL divergence begins at zero, where its gradient would be the rounding of tanh.
+        make = partial(compiled.compile_for_shapes, fast_tanh=self._settings.phase != "aux")
 
         def to_inputs(tensors: Sequence[Tensor]) -> _Inputs:
             return pytree.tree_unflatten(list(tensors[: len(flat)]), spec)
@@ -173,32 +180,40 @@ class CompiledUpdate:
             *gradients, terms = compute_gradients(*tensors)
             return torch.cat([terms, run_update(*tensors, *gradients)])
 
-        if mean is None:
-            call = compiled.compile_for_shapes(run_step, flat)
+        # Pieces of equal size, a power of two in number, whose activations fit into the caches.
+        most = max(self._example.num_steps // _PIECE_STEPS, 1)
+        num_pieces = math.gcd(len(example.index), 1 << most.bit_length() - 1)
+        if mean is None and num_pieces == 1:
+            call = make(run_step, flat)
             return lambda tensors: call(*tensors)
-        first = compiled.compile_for_shapes(compute_gradients, flat)
-        zeros = [torch.zeros_like(parameter) for parameter in example.parameters]
-        second = compiled.compile_for_shapes(run_update, [*flat, *zeros])
+        place = len(flat) - len(example.source) - 1  # of the index
 
-        def run_step_of_ranks(tensors: list[Tensor]) -> Tensor:
-            *gradients, terms = first(*tensors)
-            mean(gradients)
+        def split(tensors: list[Tensor]) -> list[list[Tensor]]:
+            pieces = tensors[place].chunk(num_pieces)
+            return [[*tensors[:place], piece, *tensors[place + 1 :]] for piece in pieces]
+
+        first = make(compute_gradients, split(flat)[0])
+        second = make(run_update, [*flat, *map(torch.zeros_like, example.parameters)])
+
+        def run_step_in_parts(tensors: list[Tensor]) -> Tensor:
+            results = [first(*piece) for piece in split(tensors)]
+            *gradients, terms = (torch.stack(x).mean(0) for x in zip(*results, strict=True))
+            if mean is not None:
+                mean(gradients)
             return torch.cat([terms, second(*tensors, *gradients)])
 
-        return run_step_of_ranks
+        return run_step_in_parts
 
     def _compute_gradients(self, inputs: _Inputs) -> tuple[Tensor, ...]:
         """Return the gradient of each parameter, and behind them the terms of the loss, `[n]`."""
         base = self._example
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
-        minibatch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.split)
+        batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.split)
         with torch.enable_grad():
             leaves = [parameter.detach().requires_grad_() for parameter in inputs.parameters]
             tensors = dict(zip(self._names, [*leaves, *inputs.rest], strict=True))
             value, terms = compiled.call_with_tensors(
-                self._loss.agent,
-                tensors,
-                lambda: self._loss(minibatch.select(), *inputs.coefficients),
+                self._loss.agent, tensors, lambda: self._loss(batch.select(), *inputs.coefficients)
             )
             gradients = torch.autograd.grad(value, leaves)
         self.names = (*terms, self._settings.grad_norm_name)
