@@ -30,10 +30,20 @@ def test_the_learning_rate_follows_the_kl_in_the_policy_phase(
         learner.adapt_learning_rate(kl)
         adams = learner.optimizers.items()
         rates = {name: [group["lr"] for group in adam.param_groups] for name, adam in adams}
-        expected = pytest.approx([2e-3 * factor, 4e-3 * factor])
-        assert rates["policy"] == rates["value"] == expected
+        assert rates["policy"] == rates["value"] == pytest.approx([2e-3 * factor, 4e-3 * factor])
         assert rates["aux"] == ([1e-3, 1e-3] if optimizer == "own" else rates["policy"])
     assert learner.start_iteration()["charts/learning_rate"] == pytest.approx(2e-3 / 1.5)
+
+
+def test_options_that_were_changed_hold_after_a_resume(tmp_path: Path) -> None:
+    """A phase that was interrupted ends with its learning rate."""
+    state = open_run(tiny(tmp_path).with_updates({"ppo.learning_rate": 7e-4})).learner.state_dict()
+    options = {"betas": (0.5, 0.6), "eps": 0.1, "eps_hat": True}
+    changes = {"ppo.kl_penalty": 2.0} | {f"ppo.adam_{key}": options[key] for key in options}
+    learner = open_run(tiny(tmp_path).with_updates(changes)).learner
+    learner.load_state_dict(state)
+    group = learner.optimizers["policy"].param_groups[-1]
+    assert learner.kl_coef == 2 and group.items() >= (options | {"lr": 7e-4}).items()
 
 
 def test_one_network_has_one_learning_rate(tmp_path: Path) -> None:
@@ -71,8 +81,7 @@ def test_clipped_observations_are_counted(tmp_path: Path) -> None:
     assert rollout.obs.abs().max() > 0.5 and normalizer is not None
     assert run.learner.network_diagnostics(rollout)[name] == 0
     run.learner.update_observation_statistics(rollout)
-    numbers = rollout.obs.flatten(0, 1).float()
-    cut = ((numbers - normalizer.shift) / normalizer.scale).abs() >= 0.5
+    cut = ((rollout.obs.flatten(0, 1).float() - normalizer.shift) / normalizer.scale).abs() >= 0.5
     found = run.learner.network_diagnostics(rollout)[name]
     assert 0 < found < 1 and found == pytest.approx(float(cut.float().mean()))
 

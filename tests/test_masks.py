@@ -98,8 +98,7 @@ def test_masks_that_do_not_fit_are_refused(space: gym.Space[Any], mask: Any, mat
 
 
 def test_components_without_any_choice_are_found() -> None:
-    widths = (2, 1, 3)
-    mask = np.ones((3, 6), bool)
+    widths, mask = (2, 1, 3), np.ones((3, 6), bool)
     assert find_fully_blocked(widths, mask) is None is find_fully_blocked((), mask[:, :0])
     mask[2, :2] = mask[1, 3:5] = False
     assert find_fully_blocked(widths, mask) == (2, 0)

@@ -636,8 +636,7 @@ def test_an_interrupted_auxiliary_phase_continues_where_it_was(tmp_path: Path) -
 def test_recomputed_targets_are_those_of_the_phases_value_function(tmp_path: Path) -> None:
     """GAE by its recursion takes current values, and rewards by current statistics."""
     norm = RewardNormConfig(per="rollout")
-    aux = tiny_aux(epochs=1, recompute_targets=True)
-    run = filled(tiny(tmp_path, aux=aux, reward_norm=norm))
+    run = filled(tiny(tmp_path, aux=tiny_aux(epochs=1, recompute_targets=True), reward_norm=norm))
     normalizer, rollouts, ppo = run.learner.reward_normalizer, run.buffer.rollouts, run.config.ppo
     assert normalizer is not None
     normalizer.moments.update(torch.tensor([0.0, 6.0], dtype=torch.float64))

@@ -81,8 +81,7 @@ def test_the_episode_ends_at_the_last_state_that_is_known() -> None:
         trained = 0
         for env, script in enumerate(test_collect.SCRIPT):
             expected = slow_targets(rollout, list(script[slot * T : (slot + 1) * T]), env)
-            weights = samples.weight[env]
-            assert sorted(expected) == weights.nonzero().flatten().tolist()
+            assert sorted(expected) == samples.weight[env].nonzero().flatten().tolist()
             for t, target in expected.items():
                 assert float(rollout.value_target[env, t]) == pytest.approx(target, abs=1e-4)
             trained += len(expected)
@@ -94,11 +93,16 @@ def test_moments_of_advantages_are_those_of_known_steps() -> None:
     rollout = collect().rollout(0)
     raw, _ = compute_targets(rollout, rollout.reward, PPO)
     assert raw.weight is not None
-    known = raw.advantage[raw.weight > 0].double()
-    moments = EmaMoments(0.9)
+    known, moments = raw.advantage[raw.weight > 0].double(), EmaMoments(0.9)
     compute_targets(rollout, rollout.reward, PPO, moments=moments)
     assert float(moments.mean) == pytest.approx(float(known.mean()))
     assert float(moments.variance) == pytest.approx(float(known.var(correction=0)))
+
+
+def test_a_rollout_of_unknown_steps_alone_is_refused() -> None:
+    rollout = dataclasses.replace(collect().rollout(0), weight=torch.zeros(B, T))
+    with pytest.raises(ValueError, match=r"ppo\.num_steps is .*no step"):
+        compute_targets(rollout, rollout.reward, PPO)
 
 
 def test_recomputed_values_bootstrap_from_the_last_known_state_too() -> None:
@@ -118,9 +122,7 @@ def test_recomputed_values_bootstrap_from_the_last_known_state_too() -> None:
 def test_rsl_rl_bootstraps_from_the_observation_before_the_last_step() -> None:
     """By hand: r + γ V(s_t) where an episode was cut, and the same as before elsewhere."""
     ppo = dataclasses.replace(PPO, truncation_value="rsl_rl", gae_lambda=0.0)
-    collector = make_collector()
-    buffer = collect()
-    rollout = buffer.rollout(0)
+    collector, rollout = make_collector(), collect().rollout(0)
     rollout = dataclasses.replace(rollout, weight=None)
     collector.collect(rollout)
     compute_targets(rollout, rollout.reward, ppo)

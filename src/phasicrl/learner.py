@@ -70,16 +70,14 @@ class Learner:
             self.reward_normalizer = normalizer.to(executor.device)
         decay = config.ppo.proximal_decay
         self.proximal = None if decay is None else ProximalPolicy(agent, decay)
-        decay = config.ppo.advantage_decay
+        decay = config.ppo.advantage_decay if config.ppo.advantage_norm == "batch" else None
         self.advantage_moments = EmaMoments(decay).to(executor.device) if decay else None
         self._previous_moments = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
-        self._networks = agent.param_groups()
-        whole_agent = [list[nn.Parameter](agent.parameters())]
+        self._networks, whole_agent = agent.param_groups(), [list[nn.Parameter](agent.parameters())]
         self._clip_groups = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
-        self.iteration, self.env_steps = 0, 0
+        self.iteration, self.env_steps, self.lr_multiplier = 0, 0, 1.0
         self.kl_coef = config.ppo.kl_penalty
-        self.lr_multiplier = 1.0
 
     @property
     def phase_number(self) -> int:
@@ -209,10 +207,10 @@ class Learner:
     def adapt_kl_penalty(self, last_epoch_kl: float) -> Record:
         """Adapt the weight of the KL penalty after a phase; return the old weight as a metric.
 
-        Without `ppo.kl_penalty_target`, change nothing and return no metric.
+        Without `ppo.kl_penalty_target` or a penalty, change nothing and return no metric.
         """
         used, target = self.kl_coef, self.config.ppo.kl_penalty_target
-        if target is None:
+        if target is None or not used:
             return {}
         self.kl_coef = objectives.adapt_kl_coef(used, last_epoch_kl, target=target)
         return {"losses/kl_penalty": used}
@@ -248,13 +246,19 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
+        ppo = self.config.ppo  # its options hold, also where they have been changed
         for name in _COUNTERS:
             setattr(self, name, state[name])
+        if not (ppo.kl_penalty and ppo.kl_penalty_target and self.kl_coef):
+            self.kl_coef = ppo.kl_penalty
         for name, each in self._modules.items():
             if each is not None:
                 each.load_state_dict(state[name])
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            saved, own = state["optimizers"][name], optimizer.state_dict()["param_groups"]
+            pairs = zip(own, saved["param_groups"], strict=True)
+            groups = [new | {"lr": old["lr"]} for new, old in pairs]
+            optimizer.load_state_dict(saved | {"param_groups": groups})
             optimize.restore_memory_layout_(optimizer)
         self.generator.set_state(state["generator"])
 

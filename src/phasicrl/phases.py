@@ -207,6 +207,9 @@ def compute_targets(
         mask = whole if mask is None else whole & mask
     if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
+        if not fraction:
+            text = f"ppo.num_steps is {mask.shape[1]}, and no step can be trained on (no final_obs)"
+            raise ValueError(f"{text}; expected more steps. Or return info['final_obs']")
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
     if ppo.baseline:
@@ -218,8 +221,7 @@ def compute_targets(
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
-        advantage = world.all_gather_cat(advantage)
-        unbiased = ppo.advantage_std == "unbiased"
+        advantage, unbiased = world.all_gather_cat(advantage), ppo.advantage_std == "unbiased"
         advantage = returns.normalize_advantages(advantage, unbiased=unbiased, weight=weight)
         advantage = advantage[world.local_slice(len(advantage))]
     weight = None if weight is None else weight[world.local_slice(len(weight))]
@@ -316,10 +318,9 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
 
     Bootstrap values after the last step and of final observations are left unchanged.
     """
-    precision = executor.precision("value")
 
     def compute_value(segments: Samples) -> Tensor:
-        return agent.value(*segments.inputs, precision=precision)
+        return agent.value(*segments.inputs, precision=executor.precision("value"))
 
     value = executor.infer_in_batches(rollout.segments(), compute_value)
     rollout.value.copy_(value)
@@ -497,8 +498,7 @@ def auxiliary_phase(
         mean = executor.world.all_gather_cat(samples.weight).mean()
         samples = dataclasses.replace(samples, weight=samples.weight / mean)
     num_minibatches = aux.num_minibatches * (last or aux.every)
-    num_used = aux.num_minibatches * num_iterations
-    unit = learner.config.get_minibatch_unit(aux)
+    num_used, unit = aux.num_minibatches * num_iterations, learner.config.get_minibatch_unit(aux)
     step = executor.make_gradient_step(
         AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.step_settings("aux")
     )
@@ -507,8 +507,7 @@ def auxiliary_phase(
         progress.seconds = perf_counter() - start
         before_epoch()
         order = samples.random_order(unit=unit, generator=learner.generator)
-        minibatches = samples.minibatches(num_minibatches, order, unit=unit)
-        for minibatch in islice(minibatches, num_used):
+        for minibatch in islice(samples.minibatches(num_minibatches, order, unit=unit), num_used):
             progress.means.add(*step(minibatch))
         on_epoch("aux", progress.epoch, progress.means)
         progress.epoch += 1

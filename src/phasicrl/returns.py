@@ -147,8 +147,7 @@ def mark_early_episodes(
         ValueError: an episode is longer than half the rollout, so that it is not complete, or none
             begins in the first half.
     """
-    half = first.shape[1] // 2
-    steps = torch.arange(first.shape[1], device=first.device)
+    half, steps = first.shape[1] // 2, torch.arange(first.shape[1], device=first.device)
     start = torch.where(first, steps, -1).cummax(1).values
     mask = (start >= 0) & (start <= half)
     if (mask[:, -1] & ~ended[:, -1]).any() or not mask.any():

@@ -135,8 +135,7 @@ class ObservationLayout:
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        self.space = space
-        self.is_tree = _is_tree(space)
+        self.space, self.is_tree = space, _is_tree(space)
         parts: list[ObservationLeaf] = []
         end = 0
         for path, leaf in leaves(space):
@@ -340,11 +339,9 @@ def as_float32(space: Space[Any]) -> Space[Any]:
         return Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
     if isinstance(space, Tuple):
         return Tuple([as_float32(part) for part in space.spaces])
-    others = (np.float16, np.float64, np.longdouble)
-    if not (isinstance(space, Box) and space.dtype in others):
+    if not (isinstance(space, Box) and space.dtype in (np.float16, np.float64, np.longdouble)):
         return space
-    limit = np.finfo(np.float32).max
-    bounds = np.stack([space.low, space.high])
+    limit, bounds = np.finfo(np.float32).max, np.stack([space.low, space.high])
     low, high = np.where(np.isinf(bounds), bounds, bounds.clip(-limit, limit)).astype(np.float32)
     return Box(low, high, space.shape, np.float32)
 

@@ -34,8 +34,7 @@ def make(
 
 def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
     """Draw a random allowed action for each environment, in the trainer's form."""
-    layout, begin = ActionLayout(envs.action_space), 0
-    columns = []
+    layout, begin, columns = ActionLayout(envs.action_space), 0, []
     for _, leaf in leaves(envs.action_space):
         if isinstance(leaf, gym.spaces.Box):
             low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)

@@ -106,8 +106,7 @@ class Structured(Counting):
 
     def _observe(self) -> Any:
         self._image[:] = self._time
-        digits = np.array([self._time >> place & 1 for place in range(3)], np.int8)
-        more = (2 + self._time, digits)
+        more = (2 + self._time, np.array([self._time >> place & 1 for place in range(3)], np.int8))
         return {"image": self._image, "counts": super()._observe(), "more": more}
 
 
@@ -136,8 +135,7 @@ class MaskedInObservation(Masked):
     )
 
     def __init__(self) -> None:
-        self._buffer = np.zeros(3)
-        self._episode, self._time = -1, 0
+        self._buffer, self._episode, self._time = np.zeros(3), -1, 0
 
     def _observe(self) -> Any:
         return {"counts": super()._observe(), "action_mask": self._mask()}

@@ -57,8 +57,7 @@ class TensorEnvs:
             self._rewards[index], self._flags[:, index] = reward, flags
             self._obs[index] = self._copy(obs)
             self._mask[index] = info.get("action_mask", self._mask[index])
-        info = {}
-        ended = self._flags.any(0)
+        info, ended = {}, self._flags.any(0)
         if self._end != "raw":
             if self._end != "lost" and ended.any():
                 info[self._end] = self._tensors(1)
@@ -124,8 +123,7 @@ class RestoredEnvs(TensorEnvs):
     """`TensorEnvs` over `Counting`, whose state can be saved."""
 
     def get_state(self) -> dict[str, Tensor]:
-        rows = [[env._id, env._episode, env._time] for env in self.envs]
-        return {"counts": torch.tensor(rows)}
+        return {"counts": torch.tensor([[env._id, env._episode, env._time] for env in self.envs])}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
         for env, row in zip(self.envs, state["counts"].tolist(), strict=True):

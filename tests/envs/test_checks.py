@@ -294,8 +294,7 @@ class Wide(Counting):
 
 
 def test_numbers_that_fit_in_no_byte_are_refused() -> None:
-    envs = make(lambda: Wide(200), num_envs=1)
-    assert envs.reset().tolist() == [[1, 255, 200]]
+    assert make(lambda: Wide(200), num_envs=1).reset().tolist() == [[1, 255, 200]]
     with pytest.raises(EnvError, match=r"an observation with 256; expected 0 to 255"):
         make(lambda: Wide(256), num_envs=1).reset()
 

@@ -229,8 +229,7 @@ def test_environments_of_one_pool_differ(case: str, played: Played) -> None:
 
 
 def test_actions_and_earlier_steps_are_not_changed_by_later_ones(case: str) -> None:
-    env = make(case)
-    rng = np.random.default_rng(7)
+    env, rng = make(case), np.random.default_rng(7)
     kept = [env.reset()]
     copies = [kept[0].clone()]
     for _ in range(80):
@@ -312,8 +311,7 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
     for _ in range(120):
         obs = envs.step(draw_action(envs, rng)).obs
     state = copy.deepcopy(envs.state_dict())
-    is_snapshot = case in (*TENSORS, "gymnax", "pgx masked")
-    method = "snapshot" if is_snapshot else "replay"
+    method = "snapshot" if case in (*TENSORS, "gymnax", "pgx masked") else "replay"
     assert envs.exact_state == ("none" if case in NOT_REPLAYED else method)
     assert (state is None) == (case in NOT_REPLAYED)
     if state is not None:

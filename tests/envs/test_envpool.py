@@ -47,13 +47,11 @@ MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
 def make(
     task_id: str, *, num_envs: int, seed: int = 1, num_threads: int = 1, **options: Any
 ) -> EnvPoolEnv:
-    local = EnvSlice(num_envs, seed)
-    return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, local)
+    return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, EnvSlice(num_envs, seed))
 
 
 def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:
-    envpool = import_envpool(procgen=True)
-    return envpool.make_gymnasium(
+    return import_envpool(procgen=True).make_gymnasium(
         task_id, num_envs=num_envs, num_threads=2, seed=env_seeds(seed, num_envs), **options
     )
 

@@ -103,8 +103,7 @@ TRAPS = (
 @pytest.mark.parametrize("env_id", TRAPS)
 def test_every_kind_is_compiled_once_and_restored(env_id: str) -> None:
     envs, twin, rng = make(env_id), make(env_id), np.random.default_rng(3)
-    obs = envs.reset()
-    layout = ObservationLayout(envs.observation_space)
+    obs, layout = envs.reset(), ObservationLayout(envs.observation_space)
     assert obs.dtype == getattr(torch, layout.dtype.name) and obs.shape == (4, *layout.shape)
     for _ in range(20):
         envs.step(draw_action(envs, rng))
@@ -157,8 +156,7 @@ def test_a_run_is_resumed_to_the_same_bits(
     tmp_path: Path, env_id: str, aux: AuxConfig, memory: str
 ) -> None:
     config = config_of(tmp_path, env_id, aux, **{"model.memory": memory})
-    whole = phasicrl.train(config)
-    part = phasicrl.train(config, callbacks=stop_at(2))
+    whole, part = phasicrl.train(config), phasicrl.train(config, callbacks=stop_at(2))
     assert part.iteration == 2
     assert_same_run(whole, phasicrl.resume(part.directory))
     (report,) = phasicrl.evaluate(whole.directory, episodes=4, policies=("sampled",))

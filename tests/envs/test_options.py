@@ -140,8 +140,7 @@ def test_a_constructor_that_takes_anything_is_given_anything(
     spec = EnvSpec("Anything-v0", entry_point=make, kwargs={"level": 1})
     monkeypatch.setitem(gym.registry, "Anything-v0", spec)
     options = {"size": "4", "level": "2", "new": "0.5"}
-    config = EnvConfig(id="gymnasium:Anything-v0", num_envs=1, options=options)
-    make_envs(config, seed=1).close()
+    make_envs(EnvConfig(id="gymnasium:Anything-v0", num_envs=1, options=options), seed=1).close()
     assert seen[0] == {"size": 4, "level": 2, "new": 0.5}
     refused("level = 'x'; expected .* int", id="gymnasium:Anything-v0", options={"level": "x"})
 

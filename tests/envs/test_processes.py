@@ -265,8 +265,7 @@ LONG = pytest.mark.long
 )
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     """Let the trainer return without `close`, or kill it while they hang."""
-    script = write(tmp_path, ENDS)
-    words = [sys.executable, script, end]
+    words = [sys.executable, write(tmp_path, ENDS), end]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in range(2)]

@@ -192,8 +192,7 @@ def restarting(tmp_path: Path, **changes: Any) -> Config:
 def test_a_run_continues_and_counts_restarts(tmp_path: Path) -> None:
     """Every environment breaks in every 6th step: 21 times in 128, before any episode finishes."""
     config = restarting(tmp_path)
-    run = train(config, make_env=partial(Fragile, 5))
-    rows = rows_of(run.files)
+    rows = rows_of(train(config, make_env=partial(Fragile, 5)).files)
     num_envs = config.env.num_envs
     assert sum(row["charts/env_restarts"] for row in rows) == num_envs * (128 // num_envs // 6)
     assert sum(row["charts/num_episodes"] for row in rows) == 0
@@ -259,8 +258,7 @@ def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: 
     """Before that step the episodes have no state that could be saved."""
     envs = restarting_envs(partial(Fragile, 10**9), 1, mode="async")
     envs.reset()
-    before = envs.step(RIGHT)
-    process = envs._vector.processes[1]
+    before, process = envs.step(RIGHT), envs._vector.processes[1]
     process.kill()
     process.join()
     assert envs.state_dict() is None
@@ -291,13 +289,11 @@ class DiesAtFirst(Fragile):
 
 @pytest.mark.long
 def test_a_second_death_during_a_restart_is_counted(tmp_path: Path) -> None:
-    make_env = partial(DiesAtFirst, tmp_path / "log")
-    envs = make(make_env, "async", num_envs=1, max_restarts=2)
+    envs = make(partial(DiesAtFirst, tmp_path / "log"), "async", num_envs=1, max_restarts=2)
     envs.reset()
     envs.step(RIGHT[:1])
     envs.step(RIGHT[:1])
-    step = envs.step(RIGHT[:1])
-    assert step.info["restarts"].tolist() == [2]
+    assert envs.step(RIGHT[:1]).info["restarts"].tolist() == [2]
     assert envs.step(RIGHT[:1]).info["restarts"].tolist() == [0]
     envs.close()
 

@@ -192,8 +192,7 @@ def test_neither_side_changes_the_other_sides_random_numbers() -> None:
             torch.rand(others)  # the trainer's own
             envs.step(torch.zeros(2, dtype=torch.int64))
         state = torch.get_rng_state()
-        expected = torch.manual_seed(5).get_state() if not others else state
-        assert torch.equal(state, expected)
+        assert torch.equal(state, torch.manual_seed(5).get_state() if not others else state)
         drawn.append([envs._random["cpu"]])  # type: ignore[attr-defined]
     assert torch.equal(drawn[0][0], drawn[1][0])
 
@@ -210,8 +209,7 @@ def test_a_run_is_resumed_to_the_same_bits(
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=256)
     whole = phasicrl.train(config, make_vector_env=make_vector_env)
     part = phasicrl.train(config, make_vector_env=make_vector_env, callbacks=stop_at(iteration))
-    rest = phasicrl.resume(part.directory, make_vector_env=make_vector_env)
-    assert_same_run(whole, rest)
+    assert_same_run(whole, phasicrl.resume(part.directory, make_vector_env=make_vector_env))
 
 
 class VecEnv:
@@ -232,8 +230,7 @@ class VecEnv:
     def step(self, action: Tensor) -> Any:
         assert action.shape == (2, 1)
         self._time += 1
-        reward = self._time.clone()
-        dones = self._time == torch.tensor([3, 5])
+        reward, dones = self._time.clone(), self._time == torch.tensor([3, 5])
         self._time[dones] = 0
         extras = {"time_outs": dones & torch.tensor([True, False])} if self._tells else {}
         return self.get_observations(), reward, dones.long(), extras

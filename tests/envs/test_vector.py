@@ -114,7 +114,7 @@ def answering(index: int, value: Any) -> MakeVectorEnv:
     class Answers(gym.vector.VectorWrapper):
         def step(self, actions: Any) -> Any:
             result = list(super().step(actions))
-            result[index] = value
+            result[index] = value(result) if callable(value) else value
             return tuple(result)
 
     return lambda num_envs: Answers(sync()(num_envs))
@@ -149,6 +149,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "too large": (answering(0, np.full((3, 3), -1e300)), r"1e\+300.*; expected at most .*float32"),
     "info of a list": (answering(4, [1]), r"returned info \[1\] of type list; expected a dict"),
     "no final_obs": (answering(4, {}), r"environment \d .*info\['final_obs'\] None; expected"),
+    "obs itself": (answering(4, lambda now: {"final_obs": now[0]}), "expected a copy of it"),
     "old name": (answering(4, {"final_observation": ROWS}), r"'final_obs'.*'final_observation'"),
 }
 FINALS: dict[str, tuple[Any, str]] = {
@@ -192,8 +193,7 @@ def test_final_observations_in_a_wrong_form_are_named(case: str) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str) -> None:
     make_vector_env, message = REFUSED[case]
-    kind = ValueError if case == "spaces" else EnvError
-    with pytest.raises(kind, match=f"^mine: .*{message}"):
+    with pytest.raises(ValueError if case == "spaces" else EnvError, match=f"^mine: .*{message}"):
         envs = make(make_vector_env)
         envs.reset()
         for _ in range(6):

@@ -37,12 +37,10 @@ def test_the_same_episodes_are_seen_through_fewer_components() -> None:
         seen, all_of_it = part.step(action), whole.step(action)
         np.testing.assert_array_equal(seen.obs, all_of_it.obs[:, [2, 0]])
         np.testing.assert_array_equal(seen.reward, all_of_it.reward)
-        if all_of_it.final_obs is not None:
+        assert (seen.final_obs is None) == (all_of_it.final_obs is None)
+        if seen.final_obs is not None and all_of_it.final_obs is not None:
             ended += 1
-            assert seen.final_obs is not None
             np.testing.assert_array_equal(seen.final_obs, all_of_it.final_obs[:, [2, 0]])
-        else:
-            assert seen.final_obs is None
     assert ended > 2 and part.action_mask is None and part.mask_size == 0
     part.close()
 
@@ -54,8 +52,7 @@ def test_components_that_are_not_there_are_refused(observe: tuple[int, ...]) -> 
 
 
 def test_only_vectors_have_components() -> None:
-    tile = gym.spaces.Discrete(3)
-    config = EnvConfig(id="tile", num_envs=1, observe=(0,))
+    tile, config = gym.spaces.Discrete(3), EnvConfig(id="tile", num_envs=1, observe=(0,))
     with pytest.raises(ValueError, match=r"observations are Discrete\(3\)"):
         make_envs(config, seed=0, make_env=lambda: Spaces(tile, gym.spaces.Box(0, 1, (1,))))
 
@@ -90,11 +87,12 @@ def test_a_resumed_run_continues_its_count() -> None:
 
 
 def test_the_environments_own_mask_stays() -> None:
-    own = make(MaskedInInfo)
-    seen: list[np.ndarray | None] = []
+    own, seen = make(MaskedInInfo), list[np.ndarray]()
 
     def last_option(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
-        seen.append(action_mask)
+        assert action_mask is not None
+        seen.append(action_mask.copy())
+        obs[:], action_mask[:] = np.nan, True  # of no consequence
         return np.broadcast_to(np.arange(7) != 3, (B, 7))
 
     envs = HeuristicMask(own, last_option, num_steps=3 * B)
@@ -103,8 +101,8 @@ def test_the_environments_own_mask_stays() -> None:
         assert own.action_mask is not None
         allowed = torch.arange(7) != 3 if number < 3 else torch.ones(7, dtype=torch.bool)
         np.testing.assert_array_equal(envs.action_mask, own.action_mask & allowed)
-        assert number >= 3 or np.array_equal(seen[-1], own.action_mask)  # type: ignore[arg-type]
-        envs.step(draw_action(envs, RNG))
+        assert number >= 3 or np.array_equal(seen[-1], own.action_mask)
+        assert envs.step(draw_action(envs, RNG)).obs.isfinite().all()
     assert len(seen) == 3
     envs.close()
 

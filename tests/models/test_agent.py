@@ -236,8 +236,7 @@ def test_custom_heads_feed_the_distribution_and_the_values(value_path: ValuePath
         agent.policy_head.linear[2].bias.copy_(torch.tensor([0.0, 1, 2, 0.25, -0.5]))
         agent.value_head[2].weight.zero_()
         agent.value_head[2].bias.fill_(7)
-    output = ask(agent, observations())
-    logits = torch.tensor([0.0, 1, 2])
+    output, logits = ask(agent, observations()), torch.tensor([0.0, 1, 2])
     expected = torch.cat([logits.log_softmax(0), torch.tensor([0.25, -0.5, 1, 1])])
     torch.testing.assert_close(output.policy.dist_params, expected.expand(S, L, 7))
     assert (output.value == 7).all()
@@ -336,8 +335,7 @@ def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     trained = run.agent.state_dict()
     heads = [name for name in trained if name.startswith(("policy_head.linear.", "value_head."))]
     assert len(heads) == 8 and not any(torch.equal(trained[x], start[x]) for x in heads)
-    half = train(config, **given, callbacks=stop_at(2)).directory
-    assert_same_run(resume(half, **given), run)
+    assert_same_run(resume(train(config, **given, callbacks=stop_at(2)).directory, **given), run)
     agent = load(run.directory, **given)
     assert_same(agent.network.state_dict(), trained)
     obs = agent.observation_space.sample()
@@ -373,8 +371,7 @@ def test_policy_and_value_network_read_their_own_groups_of_observations() -> Non
     model = {"encoder": "mlp", "policy_obs": ("actor",), "value_obs": ("critic",)}
     agent = make_agent(space=Groups.observation_space, actions=Groups.action_space, model=model)
     encoders: list[Any] = [agent.encoder, agent.value_encoder]
-    sizes = [encoder.dense.layers[0].in_features for encoder in encoders]
-    assert sizes == [2, 3]
+    assert [encoder.dense.layers[0].in_features for encoder in encoders] == [2, 3]
     obs = {"actor": torch.rand(S * L, 2), "critic": torch.rand(S * L, 3)}
     outputs = []
     for changed in (None, "actor", "critic"):
@@ -388,8 +385,7 @@ def test_policy_and_value_network_read_their_own_groups_of_observations() -> Non
 
 
 def test_a_policy_that_sees_may_have_a_critic_that_does_not() -> None:
-    model = {"policy_obs": ("eye",), "value_obs": ("legs", "mode")}
-    agent = make_agent(space=TREE, model=model)
+    agent = make_agent(space=TREE, model={"policy_obs": ("eye",), "value_obs": ("legs", "mode")})
     kinds = [type(module).__name__ for module in agent.value_encoder.modules()]  # type: ignore[union-attr]
     assert "Conv2d" not in kinds
     assert "Conv2d" in [type(module).__name__ for module in agent.encoder.modules()]
@@ -416,8 +412,7 @@ def test_a_critic_with_more_observations_learns_what_the_actor_cannot_see(tmp_pa
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=2048).with_updates(
         names | {"ppo.learning_rate": 0.01, "reward_norm.per": "none"}
     )
-    run = train(config, make_env=Groups)
-    agent = load(run.directory, make_env=Groups)
+    agent = load(train(config, make_env=Groups).directory, make_env=Groups)
     for sign in (-1.0, 1.0):
         obs = {"actor": np.zeros(2, np.float32), "critic": np.full(3, sign, np.float32)}
         assert agent.value(obs) == pytest.approx(sign, abs=0.3)

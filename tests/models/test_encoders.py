@@ -21,8 +21,7 @@ SMALL = {"channels": (4, 6), "blocks": 2, "hidden_sizes": (10,)}
 
 
 def make(kind: type[Any], shape: tuple[int, ...], **model: Any) -> Any:
-    config = ModelConfig(**{**SMALL, **model})
-    return kind(shape, config, generator=Generator().manual_seed(0))
+    return kind(shape, ModelConfig(**{**SMALL, **model}), generator=Generator().manual_seed(0))
 
 
 def impala(*shape: int, **model: Any) -> ImpalaCNN:
@@ -116,8 +115,7 @@ def test_pooling_by_hand(height: int, width: int, pooling: str, expected: list[l
     (conv,) = layers_of(encoder, nn.Conv2d)
     with torch.no_grad():
         conv.weight.copy_(torch.eye(9)[4].view(1, 1, 3, 3))
-    falling = torch.arange(height * width, 0, -1, dtype=torch.float32).reshape(1, *shape)
-    features = encoder(falling)
+    features = encoder(torch.arange(height * width, 0, -1, dtype=torch.float32).reshape(1, *shape))
     assert features.view(len(expected), -1).tolist() == expected
     assert encoder.num_features == features.shape[1]
 
@@ -137,8 +135,7 @@ def test_bytes_and_floats_in_both_layouts_give_the_same_features(kind: type[Any]
 @pytest.mark.parametrize("kind", [ImpalaCNN, NatureCNN])
 def test_convolutions_and_weights_are_channels_last(kind: type[Any], shape: Any) -> None:
     """The layout in which they are fastest; another one is right too, and slower."""
-    encoder, seen = make(kind, shape), []
-    last = {"memory_format": torch.channels_last}
+    encoder, seen, last = make(kind, shape), [], {"memory_format": torch.channels_last}
 
     def look(module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         seen.extend(x.is_contiguous(**last) for x in (inputs[0], module.weight, output))

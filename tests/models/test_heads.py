@@ -203,8 +203,7 @@ def test_combinations_are_drawn_by_their_probabilities() -> None:
 def test_a_mixed_action_is_the_product_of_its_parts() -> None:
     head, mean, std = make_head(MIXED), np.array([0.5, -0.7, 1.5]), np.array([0.4, 0.8, 1.2])
     # Two options; four of the first and of the last discrete component; three means.
-    outputs = [0.3, -0.4, *(1.0, 0.5, 0.0, -1.0), *(-0.2, 0.1, 0.9, 2.0), *mean.tolist()]
-    set_outputs(head, outputs)
+    set_outputs(head, [0.3, -0.4, *(1.0, 0.5, 0.0, -1.0), *(-0.2, 0.1, 0.9, 2.0), *mean.tolist()])
     assert head.log_std is not None
     head.log_std.data = torch.from_numpy(std).float().log()
     # By component: the first may not take its options 0 and 2, the last not its option 3.
@@ -385,10 +384,8 @@ def test_trained_deviations_stop_at_their_bounds(
     std: Any, raw: float, low: float, high: float
 ) -> None:
     """Deviations end at their bounds without gradient; network outputs approach the least one."""
-    action = ActionConfig(std=std, std_value=0.3, min_std=low, max_std=high)
-    head = make_head(BOX, action)
-    outputs = [0.0, 0.0] if std == "parameter" else [0.0, 0.0, raw, math.log(4 / 3)]
-    set_outputs(head, outputs)
+    head = make_head(BOX, ActionConfig(std=std, std_value=0.3, min_std=low, max_std=high))
+    set_outputs(head, [0.0, 0.0] if std == "parameter" else [0.0, 0.0, raw, math.log(4 / 3)])
     if head.log_std is not None:
         with torch.no_grad():
             head.log_std.copy_(torch.tensor([raw, math.log(0.4)]))
@@ -427,8 +424,7 @@ def test_bounds_that_are_used_are_finite(action: dict[str, Any], bounds: Any) ->
 def test_clip_keeps_each_bound_that_there_is() -> None:
     inf = np.inf
     low, high = np.array([[0, -inf, -1, -inf], [inf, 2, 1, inf]], np.float32)
-    space = gym.spaces.Box(low, high)
-    head = make_head(space, ActionConfig(squash="clip"))
+    head = make_head(gym.spaces.Box(low, high), ActionConfig(squash="clip"))
     stored = torch.tensor([[-5.0] * 4, [5.0] * 4])
     assert head.env_action(stored).tolist() == [[0, -5, -1, -5], [5, 2, 1, 5]]
 

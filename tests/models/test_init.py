@@ -27,8 +27,7 @@ def initialized(layer: Any, scheme: Initialization, *, scale: float = 1.0, seed:
 
 def assert_all_norms(weight: Tensor, expected: float) -> None:
     """Check the L2 norm of each output unit's weights."""
-    norms = weight.detach().double().flatten(1).norm(dim=1)
-    assert (norms - expected).abs().max().item() < 1e-6
+    assert (weight.detach().double().flatten(1).norm(dim=1) - expected).abs().max().item() < 1e-6
 
 
 def assert_orthogonal(weight: Tensor, gain: float) -> None:

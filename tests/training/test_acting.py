@@ -123,6 +123,7 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one allowed choice"):
         agent.act(obs, mask=[False, False, False])
     mask = [True, True, False]
+    agent.value(np.stack([obs] * 3))  # leaves the memory as it is
     agent.act(obs, mask=mask)
     with pytest.raises(ValueError, match="2 observations are given after 1"):
         agent.act(np.stack([obs, obs]), mask=[mask, mask])

@@ -6,7 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 
 from phasicrl.algorithm import train
 from phasicrl.envs.make import make_envs, resolve
@@ -59,6 +62,38 @@ def test_an_option_without_effect_is_reported_when_a_run_starts(
     assert "no effect" not in capsys.readouterr().out
 
 
+BY_MINIBATCH, DECAY = {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_decay": 0.9}
+UNBIASED, TARGET = {"ppo.advantage_std": "unbiased"}, {"ppo.kl_penalty_target": 1e-5}
+CNN = {"model.encoder": "impala", "model.channels": (4,), "model.image_layout": "channels_first"}
+BY_KL = {"ppo.clip": None, "ppo.schedule": "adaptive_kl", "ppo.policy_epochs": 3}
+COMMON, FAST = {"ppo.grad_norm_of": "agent"}, {"ppo.learning_rate": 0.1, "ppo.policy_epochs": 4}
+COUNTS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    ({}, DECAY, True), ({"ppo.collect_by": "episodes"}, DECAY, True), (BY_MINIBATCH, DECAY, False),
+    ({"ppo.advantage_norm": "none"}, DECAY, False), (BY_MINIBATCH | DECAY, UNBIASED, True),
+    (BY_MINIBATCH, UNBIASED, True), ({}, UNBIASED, True), (DECAY, UNBIASED, False),
+    (FAST, TARGET, False), ({"ppo.kl_penalty": 1.0}, TARGET, True),
+    (CNN, {"model.image_layout": "channels_last"}, True), (CNN, {"compute.micro_batch": 8}, False),
+    (BY_KL, {"ppo.proximal_decay": 0.9}, True), ({}, COMMON, False),
+    ({"ppo.max_grad_norm": 0.01, "model.value_path": "separate"}, COMMON, True),
+]  # fmt: skip
+"""Options, a change of one of them, and whether the change counts."""
+
+
+@pytest.mark.parametrize(("given", "change", "counts"), COUNTS)
+def test_options_without_effect_are_those_that_move_no_weight(
+    given: dict[str, Any], change: dict[str, Any], counts: bool, tmp_path: Path
+) -> None:
+    image = gym.spaces.Box(0, 1, (8, 8, 8), np.float32)
+    repeat = lambda obs: np.resize(obs, (8, 8, 8))  # noqa: E731
+    as_image = lambda: gym.wrappers.TransformObservation(Levers(), repeat, image)  # noqa: E731
+    config = tiny(tmp_path, total_env_steps=160).with_updates(given)
+    make_env = as_image if given == CNN else Levers
+    runs = [train(config.with_updates(each), make_env=make_env) for each in ({}, change)]
+    is_equal = all(map(torch.equal, *(run.agent.state_dict().values() for run in runs)))
+    unused = find_unused_options(runs[1].config, runs[1].envs, "own")
+    assert counts == (not is_equal) == (not change.keys() <= unused.keys())
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_no_options_without_effect(name: str) -> None:
     pytest.importorskip("envpool")
@@ -96,8 +131,7 @@ def test_a_run_says_that_actions_may_leave_their_bounds(
     config = tiny(tmp_path).with_updates({"log.console": "plain"})
     make_env = partial(Levers, discrete=False)
     for squash, count in (("none", 1), ("clip", 0), ("tanh", 0)):
-        each = config.with_updates({"action.squash": squash})
-        start_run(each, make_env=make_env).close()
+        start_run(config.with_updates({"action.squash": squash}), make_env=make_env).close()
         assert capsys.readouterr().out.count("action.squash clip") == count
 
 

@@ -134,8 +134,7 @@ class NumpyVectorEnv:
         self._actions = ActionLayout(self.action_space)
         self._episodes = EpisodeActions(num_envs, self._actions.shape, self._actions.dtype)
         self._obs: np.ndarray | None = None  # None before the first reset and after close
-        self._num_steps = 0
-        self._watchdog = EnvWatchdog(name)
+        self._num_steps, self._watchdog = 0, EnvWatchdog(name)
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""

@@ -133,8 +133,7 @@ class EnvPoolEnv(NumpyVectorEnv):
                     os.sched_setaffinity(thread, {core})
         obs, reward, terminated, truncated, info = self._step_pool(self._actions.unflatten(action))
         obs, reward = self._pack_and_check(obs, "step"), self._check_reward(reward)
-        done = terminated | truncated
-        extras, final_obs = {}, None
+        done, extras, final_obs = terminated | truncated, {}, None
         if self._is_procgen:
             # Games do not reset themselves here, so that `level_seed` is that of the current level,
             # and `prev_level_complete` refers to it in the step that ends it.

@@ -70,8 +70,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         else:
             self._make_vector = functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")
         self._vector: Any = self._make_vector()
-        self._make_first = makers[0]
-        self._local = local
+        self._make_first, self._local = makers[0], local
         self._seeds: list[Any] | None = local.seeds()
         super().__init__(name, local.num_envs, properties)
 
@@ -111,8 +110,7 @@ class GymnasiumEnv(NumpyVectorEnv):
     def _step(self, action: np.ndarray) -> NumpyStep:
         try:
             obs, reward, terminated, truncated, info = self._vector.step(action)
-            reward = self._check_reward(reward)
-            done, final_obs = terminated | truncated, None
+            reward, done, final_obs = self._check_reward(reward), terminated | truncated, None
             if done.any():
                 final_obs = obs.copy()
                 last = np.stack(info["final_obs"][done])

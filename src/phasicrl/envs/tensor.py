@@ -127,8 +127,7 @@ class TensorVectorEnv:
         # States of the global generators in the simulator's calls, by type of device.
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._random = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
-        self._num_steps = 0
-        self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
+        self._num_steps, self._is_valid = 0, torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
         self._widths = list(count_choices(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"

@@ -122,6 +122,8 @@ class CustomVectorEnv(NumpyVectorEnv):
                 return NumpyStep(stored, reward, terminated, truncated, None, mask)
             final_obs = stored.copy()
             if has_reset:
+                if info.get("final_obs") is obs:
+                    raise Invalid("returned obs as info['final_obs']; expected a copy of it")
                 final_obs[ended] = self._final_obs(info, ended)
             else:
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})

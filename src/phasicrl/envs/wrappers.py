@@ -130,13 +130,14 @@ class HeuristicMask(_VectorEnvWrapper):
             allowed = torch.ones(shape, dtype=torch.bool, device=self.device)
             self.action_mask = allowed if given_mask is None else given_mask
             return obs
-        env_mask = None if given_mask is None else given_mask.numpy(force=True)
-        mask: Any = self._function(obs.numpy(force=True), env_mask)
+        # Copies, as the function may write into them.
+        env_mask = None if given_mask is None else given_mask.numpy(force=True).copy()
+        mask: Any = self._function(obs.numpy(force=True).copy(), env_mask)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != shape:
             given = getattr(mask, "dtype", type(mask).__name__), np.shape(mask)
             text = f"{self.name}: mask_actions returned {given[0]} of shape {given[1]}"
             raise ValueError(f"{text}; expected a NumPy array of bool of shape {shape}")
-        mask = mask.copy() if env_mask is None else mask & env_mask
+        mask = mask.copy() if given_mask is None else mask & given_mask.numpy(force=True)
         if blocked := find_fully_blocked(self._widths, mask):
             location = f"environment {blocked[0]} in component {blocked[1]}"
             text = f"{self.name}: mask_actions allows nothing for {location}, step {self.env_steps}"

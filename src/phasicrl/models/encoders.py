@@ -136,8 +136,7 @@ class DenseLayers(nn.Module):
                 layers.append(nn.LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
             num_inputs = size
-        self.layers = nn.Sequential(*layers)
-        self.num_features = num_inputs
+        self.layers, self.num_features = nn.Sequential(*layers), num_inputs
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         """Apply the layers in order to vectors `[N, I]`."""
@@ -240,7 +239,7 @@ class ObservationReader(nn.Module):
         widths = [flatdim(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
-        values |= {path: x.reshape(-1, *part.shape) for (path, part), x in pairs}
+        values |= {path: x.reshape(x.shape[0], *part.shape) for (path, part), x in pairs}
         return self.layout.assemble(values)
 
 

@@ -83,8 +83,7 @@ class PolicyHead(nn.Module):
         self.num_continuous = n = widths.count(0)
         self.mask_size = sum(widths)
         self.num_dist_params = self.mask_size + 2 * n
-        self.action_shape = layout.shape
-        self.action_dtype = torch.float32 if n else torch.int64
+        self.action_shape, self.action_dtype = layout.shape, torch.float32 if n else torch.int64
         low, high = bounds = _stack_bounds(boxes)
         unit = (2 if self.rescales else high - low) if action.std == "range" else 1
         # These follow from space and options, and are not saved.

@@ -46,8 +46,7 @@ class RecurrentMemory(nn.Module):
     def __init__(self, num_inputs: int, config: ModelConfig, generator: Generator) -> None:
         super().__init__()
         self.is_lstm, size = config.memory == "lstm", config.memory_size
-        self.num_features = size
-        self.state_size = 2 * size if self.is_lstm else size
+        self.num_features, self.state_size = size, 2 * size if self.is_lstm else size
         self.layer = (nn.LSTM if self.is_lstm else nn.GRU)(num_inputs, size)
         with torch.no_grad():
             for name, parameter in self.layer.named_parameters():

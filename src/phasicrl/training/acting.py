@@ -47,8 +47,7 @@ class TrainedAgent:
         self.network, self.action_space = network, envs.action_space
         self.observation_space, self._mask_size = envs.observation_space, envs.mask_size
         self._layout = ObservationLayout(envs.observation_space)
-        self._actions = ActionLayout(envs.action_space)
-        self._components = config.env.observe
+        self._actions, self._components = ActionLayout(envs.action_space), config.env.observe
         self._precision: Precision = config.compute.policy_precision
         self._generator = Generator().manual_seed(seed)
         self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
@@ -87,7 +86,7 @@ class TrainedAgent:
         inputs, is_batch = self._read(obs, mask)
         generator = None if deterministic else self._generator
         _, action, self._state = choose_actions(self.network, inputs, generator, self._precision)
-        self._first = torch.zeros_like(self._first)
+        self._first = torch.zeros_like(inputs.first)
         actions = self._actions.unflatten(self.network.policy_head.env_action(action[:, 0]).numpy())
         return actions if is_batch else map_leaves(self.action_space, lambda x: x[0], actions)
 
@@ -132,13 +131,14 @@ class TrainedAgent:
                 rule = "a mask for each observation, with one allowed choice in each component"
                 raise ValueError(f"mask is {mask}; expected {rule}")
             masks = torch.from_numpy(rows)
-        if not len(self._first) or not self.network.state_size:
-            self._first = torch.ones(num_envs, dtype=torch.bool)
-            self._state = self.network.initial_state(num_envs)
-        elif len(self._first) != num_envs:
-            given = f"{num_envs} observations are given after {len(self._first)}"
+        first, state = self._first, self._state
+        if not len(first) or not self.network.state_size:
+            first = torch.ones(num_envs, dtype=torch.bool)
+            state = self.network.initial_state(num_envs)
+        elif len(first) != num_envs:
+            given = f"{num_envs} observations are given after {len(first)}"
             raise ValueError(f"{given}; expected as many. Call reset() first")
-        return AgentInput(torch.from_numpy(stored), self._first, self._state, masks), is_batch
+        return AgentInput(torch.from_numpy(stored), first, state, masks), is_batch
 
 
 def load(

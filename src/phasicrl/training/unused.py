@@ -25,8 +25,10 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
 # fmt: off
 def _list_env_requirements(config: Config, envs: VectorEnv, backend: str) -> list[Requirement]:
     """List the requirements of options on the environments."""
-    parts = [part for _, part in leaves(envs.observation_space)]
-    numbers, model = [part for part in parts if not is_image(part)], config.model
+    parts, model = [part for _, part in leaves(envs.observation_space)], config.model
+    # A CNN reads floats, too, if they are the only part and have three axes.
+    reads_all = model.encoder != "mlp" and [len(part.shape or ()) for part in parts] == [3]
+    numbers = [part for part in parts if not (is_image(part) or reads_all)]
     is_continuous = any(isinstance(part, Box) for _, part in leaves(envs.action_space))
     has_dense = model.hidden_sizes and (model.encoder == "mlp" or numbers)
     return [
@@ -35,7 +37,8 @@ def _list_env_requirements(config: Config, envs: VectorEnv, backend: str) -> lis
         (backend not in ("own", "vector"), "an environment's id", "env.options."),
         (backend == "procgen", "a Procgen game",
          "env.distribution env.num_levels evaluation.levels"),
-        (len(numbers) < len(parts), "images", "compute.micro_batch model.image_layout"),
+        (any(map(is_image, parts)), "images of bytes", "compute.micro_batch"),
+        (len(numbers) < len(parts), "images", "model.image_layout"),
         (is_continuous, "continuous actions", "action."),
         (has_dense, "dense layers on numbers", "model.activation model.value_activation"),
     ]
@@ -45,12 +48,14 @@ def _list_option_requirements(config: Config) -> list[Requirement]:
     """List the requirements of options on other options; later conditions take precedence."""
     ppo, model, aux = config.ppo, config.model, config.aux
     obs_norm, value_norm = config.obs_norm.statistics, config.value_norm.statistics
-    has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
+    batch_decay = ppo.advantage_norm == "batch" and ppo.advantage_decay
+    has_proximal = ppo.clip or ppo.kl_penalty or ppo.schedule == "adaptive_kl"
     return [
         (config.action.std not in ("fixed", "range"), "a trained action.std",
          "action.min_std action.max_std"),
         (model.encoder == "impala", "model.encoder impala",
          "model.channels model.blocks model.pooling"),
+        (ppo.max_grad_norm, "ppo.max_grad_norm", "ppo.grad_norm_of"),
         (model.value_path == "separate", "model.value_path separate",
          "model.value_activation ppo.value_learning_rate ppo.grad_norm_of"),
         (model.memory != "none", "model.memory", "model.memory_size"),
@@ -63,10 +68,9 @@ def _list_option_requirements(config: Config) -> list[Requirement]:
         (ppo.entropy_coef, "ppo.entropy_coef", "ppo.entropy_schedule"),
         (ppo.clip, "ppo.clip", "ppo.clip_schedule"),
         (ppo.uses_epoch_kl, "ppo.target_kl or ppo.kl_penalty_target", "ppo.epoch_kl"),
-        (has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay"),
-        (ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
-         "ppo.advantage_norm batch and ppo.collect_by steps", "ppo.advantage_decay"),
-        (ppo.advantage_norm != "none" and not ppo.advantage_decay,
+        (has_proximal, "ppo.clip, ppo.kl_penalty or adaptive_kl", "ppo.proximal_decay"),
+        (ppo.advantage_norm == "batch", "ppo.advantage_norm batch", "ppo.advantage_decay"),
+        (ppo.advantage_norm != "none" and not batch_decay,
          "ppo.advantage_norm without ppo.advantage_decay", "ppo.advantage_std"),
         (ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes"),
         (ppo.bootstrap_truncation, "ppo.bootstrap_truncation", "ppo.truncation_value"),
