@@ -118,8 +118,8 @@ phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
 phasicrl.runs.checkpoint: hash_file
-phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind
-phasicrl.runs.lock: RunLock
+phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind find_run_or_agent
+phasicrl.runs.lock: LOCK_FILE RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler watch_parent

@@ -78,15 +78,15 @@ def test_cut_phases_have_the_same_work_for_a_step(
 
 
 def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None:
-    """Checkpoints, rows of epochs, displays, evaluations."""
+    """Checkpoints, rows of epochs, displays, evaluations, a return to stop at."""
     config = make_config(tmp_path).with_updates({
         "checkpoint.every_iterations": 1, "log.epochs": True, "log.wandb": True,
-        "evaluation.every_iterations": 1,
+        "evaluation.every_iterations": 1, "stop_at_return": -9.0,
     })  # fmt: skip
     config = measure_speed(config, seconds=0.01, make_env=corridor).config
     assert not config.checkpoint.is_periodic and not config.log.epochs and not config.log.wandb
     assert config.log.console == "off" and not config.log.tensorboard
-    assert config.evaluation.every_iterations is None
+    assert config.evaluation.every_iterations is None and config.stop_at_return is None
 
 
 def test_a_trace_has_an_auxiliary_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,13 +132,13 @@ def measure_speed(
 
 
 def _shorten(config: Config, log: Callable[[str], None]) -> Config:
-    """Return the configuration with short phases, without displays, checkpoints and evaluations."""
+    """Return the configuration with short phases, without displays, checkpoints and goals."""
     default, aux = Config(), config.aux
     changes: dict[str, Any] = {
         "log": replace(default.log, console="off", tensorboard=False),
         "checkpoint": replace(default.checkpoint, every_minutes=None),
-        "evaluation": default.evaluation,
-    }
+        "evaluation": default.evaluation, "stop_at_return": None,
+    }  # fmt: skip
     if config.has_auxiliary_phase:
         # The fewest iterations with as many passes over each step as in the whole phase.
         used = aux.iterations_per_epoch

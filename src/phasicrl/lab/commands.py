@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -171,7 +172,7 @@ def _sweep_status(words: list[str]) -> None:
     cli.print_lines([", ".join(f"{number} {state}" for state, number in counts.items())])
     scored = [status for status in statuses if status.state == "complete"]
     if best := max(scored, key=lambda status: status.score or 0.0, default=None):
-        folder = next(word for word in words if word != "--")
+        folder = shlex.quote(next(word for word in words if word != "--"))
         way = f"`phasicrl train --from {folder}/{best.id}/trial.json --seed 101` trains it"
         cli.print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
 

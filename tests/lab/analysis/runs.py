@@ -13,6 +13,7 @@ import pytest
 
 from phasicrl.config import Config, EnvConfig
 from phasicrl.lab.analysis import references
+from phasicrl.lab.experiments.trials import make_trial_config
 
 RETURN = "charts/episodic_return_100"
 HARD = EnvConfig(id="procgen:starpilot", distribution="hard")
@@ -22,10 +23,12 @@ def make_run(
     folder: Path, points: Sequence[tuple[int, float | None]], *, metric: str = RETURN,
     env: str | EnvConfig = "procgen:starpilot", **settings: Any,
 ) -> Path:  # fmt: skip
-    """Make a run directory with one value of a metric in each row."""
+    """Make a run directory, in `runs` that of a trial, with one value of a metric in each row."""
     folder.mkdir(parents=True)
     env = EnvConfig(id=env) if isinstance(env, str) else env
     config = Config(**{"name": "demo", **settings}, env=env)
+    if folder.parent.name == "runs":
+        config = make_trial_config(config, config.name, folder.parents[1])
     (folder / "config.json").write_text(config.to_json())
     rows = [
         {"env_steps": steps, "iteration": i, "phase": 0, "wall_time": float(i), metric: value}

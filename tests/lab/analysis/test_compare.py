@@ -318,8 +318,7 @@ def test_an_experiment_has_one_name_on_every_environment(tmp_path: Path) -> None
             ppo = PPOConfig(learning_rate=rate)
             runs += make_runs(folder, line([rate] * 3), env=f"procgen:{game}", ppo=ppo)
     found = compare_runs(runs)
-    labels = ["lr 3e-4", "lr 1e-3", "lr 1e-3"]
-    assert [result.label for result in found.results] == labels
+    assert [result.label for result in found.results] == ["lr 3e-4", "lr 1e-3", "lr 1e-3"]
     assert [one.label for one in found.overall] == ["lr 1e-3"]
     assert found.notes == ("all runs are of demo",)
 

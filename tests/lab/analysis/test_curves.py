@@ -70,8 +70,7 @@ def test_long_runs_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
     ("window", "mean"), [(200, [1.0, 2.0, 5.5, 4.0]), (1_000, [1.0, 2.0, 4.0, 3.0])]
 )
 def test_smoothing_averages_steps_before(tmp_path: Path, window: int, mean: list[float]) -> None:
-    runs = make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0])
-    (curve,) = read_curves(runs, RETURN, smooth_steps=window)
+    (curve,) = read_curves(make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0]), RETURN, smooth_steps=window)
     assert curve.mean.tolist() == mean
 
 
@@ -84,7 +83,7 @@ PHASES = [{"aux": AuxConfig(epochs=epochs)} for epochs in (0, 6)]
     [
         ([{"name": "a"}, {"name": "b"}], ["a", "b"]),
         ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-4", "demo, lr 1e-3"]),
-        ([{"name": "a-0123456789"}, {"name": "b-0123abcdef"}], ["a", "b"]),
+        ([{"name": "a-1718000000"}, {"name": "a-01234abcde"}], ["a-1718000000", "a-01234abcde"]),
         (RATES, ["lr 1e-4", "lr 1e-3"]),
         (PHASES, ["aux.epochs 0", "aux.epochs 6"]),
         ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
@@ -146,12 +145,11 @@ def test_two_runs_of_one_seed_are_named(tmp_path: Path) -> None:
 
 
 def make_sweep(folder: Path, *clips: float) -> Path:
-    """Make a sweep of a clip range, with two seeds and a digest in the names of its runs."""
+    """Make a sweep of a clip range, with two seeds."""
     for index, clip in enumerate(clips):
         for seed in (1, 2):
             trial = folder / f"s{seed}-{index}"
-            name, ppo = f"demo-{index:010x}", PPOConfig(clip=clip)
-            make_run(trial / "runs" / "run", [(1, clip + seed)], seed=seed, name=name, ppo=ppo)
+            make_run(trial / "runs/run", [(1, clip + seed)], seed=seed, ppo=PPOConfig(clip=clip))
             (trial / "trial.json").write_text("{}")
     return folder
 
@@ -161,16 +159,15 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
 ) -> None:
     sweep = make_sweep(tmp_path, 0.5, 0.25)
     curves = read_curves([sweep], RETURN)
-    assert [(curve.label, curve.mean.tolist()) for curve in curves] == [
-        ("clip 0.25", [1.75]), ("clip 0.5", [2.0])
-    ]  # fmt: skip
+    means = [(curve.label, curve.mean.tolist()) for curve in curves]
+    assert means == [("clip 0.25", [1.75]), ("clip 0.5", [2.0])]
     assert get_shared_experiment(curves) == "demo" and not recwarn.list
     # A pending trial, and a run in which no episode has ended.
     (sweep / "s3-0").mkdir()
     (sweep / "s3-0" / "trial.json").write_text("{}")
-    (sweep / "s2-0" / "runs" / "run" / "metrics.jsonl").write_text(
-        '{"env_steps": 9, "iteration": 1, "a/b": 1.0}\n'
-    )
+    (sweep / "s1-0" / "runs" / "killed").mkdir()  # before it had a configuration
+    metrics = sweep / "s2-0" / "runs" / "run" / "metrics.jsonl"
+    metrics.write_text('{"env_steps": 9, "iteration": 1, "a/b": 1.0}\n')
     with pytest.warns(UserWarning) as warned:
         assert [len(curve.runs) for curve in read_curves([sweep], RETURN)] == [2, 1]
     texts = [str(each.message) for each in warned]
@@ -185,9 +182,8 @@ def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
     for index, clip in enumerate(np.linspace(0.1, 0.4, 13).round(3)):
         for seed in (1, 2, 3):
             points = [(100, 3.0 * index)] if index else [(100, None), (200, None)]
-            name, ppo = f"demo-{index:010x}", PPOConfig(clip=float(clip))
             run = sweep / f"s{seed}-{index:02d}" / "runs" / "run"
-            make_run(run, points, seed=seed, name=name, ppo=ppo)
+            make_run(run, points, seed=seed, ppo=PPOConfig(clip=float(clip)))
             (run.parents[1] / "trial.json").write_text("{}")
     (sweep / "s2-02" / "runs" / "run" / "metrics.jsonl").write_text("")
     with pytest.warns(UserWarning) as warned:

@@ -106,8 +106,7 @@ def test_settings_excuse_problems(tmp_path: Path) -> None:
     differential = HEALTHY | {"losses/entropy": np.linspace(1, -3, 40)}  # of a normal distribution
     assert names(differential, tmp_path) == []
     still = HEALTHY | {"losses/approx_kl": np.zeros(40)}  # as before the only step
-    one_step = {"ppo.policy_epochs": 1, "ppo.num_minibatches": 1}
-    assert names(still, tmp_path, **one_step) == []
+    assert names(still, tmp_path, **{"ppo.policy_epochs": 1, "ppo.num_minibatches": 1}) == []
     large = HEALTHY | {"losses/value_loss": np.full(40, 2e6)}
     assert names(large, tmp_path) == []
     assert names(large, tmp_path, **{"reward_norm.per": "none"}) == ["Rewards too large"]

@@ -93,8 +93,7 @@ def test_long_titles_and_legends_stay_within_the_figure() -> None:
 @pytest.mark.parametrize("panels", [1, 2, 3, 5, 16])
 def test_each_environment_has_a_panel_with_its_curves_and_the_target(panels: int) -> None:
     curves = [curve(label, task=str(number)) for number in range(panels) for label in "ab"]
-    figure = draw_curves(curves, "return", None, 7.5)
-    shown = [panel for panel in figure.axes if panel.axison]
+    shown = [panel for panel in draw_curves(curves, "return", None, 7.5).axes if panel.axison]
     assert [panel.get_title() for panel in shown] == [str(number) for number in range(panels)]
     for panel in shown:
         *lines, target = panel.lines
@@ -128,8 +127,7 @@ def test_many_arms_are_drawn_in_small_panels_of_distinct_colors(arms: int, tasks
             assert sum(text.startswith((f"{label} ", f"{label}, ")) for text in named) == wanted
         said = figure.get_suptitle() + "".join(named)
         assert said.count("demo") == 1 and "x" in said
-        limits = {panel.get_ylim() for panel in panels}
-        assert len(limits) == 1
+        assert len({panel.get_ylim() for panel in panels}) == 1
 
 
 def test_panels_without_a_line_show_their_steps_and_runs() -> None:

@@ -108,8 +108,7 @@ POINTS = [
 
 
 def test_published_runs_are_read_up_to_our_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = publish(monkeypatch, *POINTS)
-    curves = read_reference_curves(path, RETURN, ends={EASY: 200.0})
+    curves = read_reference_curves(publish(monkeypatch, *POINTS), RETURN, ends={EASY: 200.0})
     assert [(curve.label, len(curve.runs)) for curve in curves] == [("ppg", 3), ("ppo", 3)]
     for curve in curves:
         assert curve.steps.tolist() == [100, 200] and curve.mean.tolist() == [2.0, 3.0]

@@ -115,6 +115,8 @@ def test_metrics_of_your_own_are_drawn_on_the_page_and_in_a_plot(tmp_path: Path)
         train(tiny(tmp_path / name), make_env=corridor, callbacks=callbacks).directory
         for name, callbacks in (("mine", log), ("other", None))
     )
+    with (mine / "metrics.jsonl").open("a") as file:  # rows without them
+        file.writelines(f'{{"env_steps": {i}, "iteration": {i}}}\n' for i in range(999, 1200))
     for runs in ([mine], [other, mine]):
         page = write_report(runs, output=tmp_path / "page.html").read_text(encoding="utf-8")
         assert "own/zebra" in page and ">400<" in page

@@ -211,8 +211,7 @@ def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(trials, "train", diverging)
     run(tmp_path, seeds=(101,))
-    rows = read_csv(tmp_path / "fig6-small.csv")
-    row = next(row for row in rows if row["arm"] == "KL penalty")
+    row = next(row for row in read_csv(tmp_path / "fig6-small.csv") if row["arm"] == "KL penalty")
     curve = row["curve"].split()
     assert row["env_steps"] == "1024" and row["greedy_mean"] == "nan"
     assert curve[-1] == curve[-10] != "nan"

@@ -139,8 +139,7 @@ def meet_fault(name: str) -> str:
 
 @pytest.mark.long
 def test_trials_run_in_processes_of_their_own_and_none_stops_another() -> None:
-    names = ["error", "killed", "hangs", "one", "two"]
-    found = dict(run_in_processes(names, meet_fault, jobs=3))
+    found = dict(run_in_processes(["error", "killed", "hangs", "one", "two"], meet_fault, jobs=3))
     ended = "its process ended with exit code"
     failures = {"killed": Failure(f"{ended} -9"), "hangs": Failure(f"{ended} 4")}
     failures["error"] = Failure("RuntimeError: out of memory")

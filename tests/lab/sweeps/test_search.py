@@ -58,13 +58,15 @@ def test_values_come_from_their_lists() -> None:
 
 
 def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
-    (tmp_path / "values.json").write_text(json.dumps(VALUES))
+    values = VALUES | {"ppo.value_clip": ["uniform", 1, 2], "ppo.policy_epochs": ["uniform", 1, 2]}
+    (tmp_path / "values.json").write_text(json.dumps(values))
     words = [str(tmp_path / "search"), "classic-ppo", str(tmp_path / "values.json")]
     assert main(["sweep", "search", *words, "--trials", "2"]) == 0
-    made = module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5)
-    assert made == 3
+    assert module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5) == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH_FILE
-    assert read_options(module.Search, file) == module.Search(base, VALUES, (1, 2, 3), 5)
+    search = read_options(module.Search, file)
+    assert search == module.Search(base, values, (1, 2, 3), 5)
+    assert [{*map(type, x[1:])} for x in search.values.values()][2:] == [{float}, {int}]
     found = [(status.id, status.state) for status in sweep.get_trial_statuses(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
     with pytest.raises(ValueError, match="with another sweep"):
@@ -168,8 +170,7 @@ def test_the_study_continues_after_a_line_cut_by_a_full_disk(tmp_path: Path, lef
     with (tmp_path / module.STUDY_FILE).open("ab") as file:
         file.write(left)
     module.open_study(tmp_path).ask().set_user_attr("a", 2)
-    found = [trial.user_attrs for trial in module.open_study(tmp_path).trials]
-    assert found == [{"a": 1}, {"a": 2}]
+    assert [x.user_attrs for x in module.open_study(tmp_path).trials] == [{"a": 1}, {"a": 2}]
 
 
 def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +229,8 @@ def test_diverged_runs_have_lowest_returns(tmp_path: Path, monkeypatch: pytest.M
     assert module.score_run(files, 640) == min(returns)
     assert module.score_run(files, 9 * 64) == returns[-1] != min(returns)
     assert module.score_run(files, 5 * 64) == files.metrics()[4][trials.RETURN]
+    files.write_card({})  # as of a run that reached `stop_at_return`
+    assert module.score_run(files, 640) == returns[-1]
 
 
 @pytest.mark.long

@@ -81,8 +81,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     configs = [read_options(Config, path / grid.TRIAL_FILE) for path in sweep.list_trials(folder)]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
-    made = get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2})
-    assert made in configs
+    assert get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2}) in configs
 
 
 @pytest.mark.parametrize(
@@ -128,14 +127,17 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
 def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(small(tmp_path / "runs", "ppo", total_env_steps=64)).directory
     monkeypatch.chdir(tmp_path)
-    ((_, config),) = grid.make_grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
-    assert config.init_from == str(run.resolve())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = ["cartpole-ppg", f"runs/{run.name}", f"~/runs/{run.name}"]  # one comes with phasicrl
+    arms = grid.make_grid(small(tmp_path, "ppo"), {"init_from": given})
+    assert [x.init_from for _, x in arms] == ["cartpole-ppg", *[str(run.resolve())] * 2]
+    trials.check_trainable(arms)
 
 
 @pytest.mark.usefixtures("here")
 def test_finished_and_running_trials_are_skipped(tmp_path: Path) -> None:
     folder, ended = three(tmp_path), list[tuple[str, str]]()
-    assert states(folder) == ["pending"] * 3
+    assert states(folder) == ["pending"] * 3 and not [*folder.glob("*/.lock")], "nothing is written"
     with closing(RunLock(folder / "1")):
         sweep.run_sweep(folder, on_trial=lambda *words: ended.append(words))
         assert [(name.split()[0], state) for name, state in ended] == [("0", "done"), ("2", "done")]

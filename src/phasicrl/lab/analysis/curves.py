@@ -7,8 +7,9 @@ Runs are one experiment if their `Config.identity` is equal. The x axis is envir
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -149,9 +150,10 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         trials = [file.parent for file in sorted(path.glob("*/trial.json"))]
         for folder in trials or [path]:
             runs = sorted(folder.glob("runs/*")) if trials else [folder]
-            # A folder that is not a run is refused when it is read.
+            # A folder that is not a run is refused when it is read, unless a trial has it: it is of
+            # a process that was killed at its start.
             runs = [run for run in runs if RunDirectory(run).last_rows(2)
-                    or not (run / CONFIG_FILE).is_file()]  # fmt: skip
+                    or not (trials or (run / CONFIG_FILE).is_file())]  # fmt: skip
             found += runs
             empty += [] if runs else [str(folder)]
     if empty:
@@ -240,10 +242,8 @@ def align(series: Sequence[Points], name: str) -> Points:
     """Interpolate runs on one grid, from the latest first step to the earliest last step."""
     start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
     if start > end:
-        raise ValueError(
-            f"{name} has a run that ends at {end:,.0f} and one that begins at {start:,.0f}; "
-            "expected common steps. Leave one of them out"
-        )
+        given = f"{name} has a run that ends at {end:,.0f} and one that begins at {start:,.0f}"
+        raise ValueError(f"{given}; expected common steps. Leave one of them out")
     grid = np.unique(np.concatenate([steps for steps, _ in series]))
     grid = grid[(grid >= start) & (grid <= end)]
     if len(grid) > _MAX_POINTS:
@@ -279,9 +279,18 @@ def format_setting(path: str, value: Any) -> str:
     return f"{path.removeprefix('ppo.').replace('learning_rate', 'lr')} {text}"
 
 
+def make_digest(config: Config) -> str:
+    """Make ten hexadecimal digits that tell the settings of a configuration from others."""
+    # Without options at their defaults, so that a version with more options finds its runs.
+    usual = Config().identity()
+    changed = {path: value for path, value in config.identity().items() if value != usual.get(path)}
+    text = json.dumps(changed, default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
 def get_experiment_name(config: Config) -> str:
     """Return the name of a configuration, without the digest of a sweep's run."""
-    return re.sub("-[0-9a-f]{10}$", "", config.name)
+    return config.name.removesuffix(f"-{make_digest(config)}")
 
 
 def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:

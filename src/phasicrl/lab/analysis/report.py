@@ -88,7 +88,7 @@ class _ReportedRun:
     @cached_property
     def others(self) -> list[str]:
         """Names of the run's other metrics: of callbacks, and of `evaluation.env_ids`."""
-        found = {name for row in self.files.last_rows(100) for name in row if "/" in name}
+        found = {name for row in self.files.metrics() for name in row if "/" in name}
         return sorted(found - {*METRICS})
 
     def points(self, metric: str) -> Points:
@@ -226,9 +226,8 @@ def _draw_figures(subjects: Sequence[_ReportedRun]) -> dict[str, list[tuple[str,
         for metric, part in product(metrics, parts):
             series = [(subject.index % MAX_CURVES, subject.points(metric)) for subject in part]
             missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.rows]
-            caption = metric + f", undefined in {sum(missing)} of {len(missing)} iterations" * any(
-                missing
-            )
+            undefined = f", undefined in {sum(missing)} of {len(missing)} iterations"
+            caption = metric + undefined * any(missing)
             caption += f", runs {part[0].index + 1} to {part[-1].index + 1}" * (len(parts) > 1)
             limits = np.concatenate([np.stack(each.points(metric), 1) for each in subjects])
             drawing = _draw_figure(series, window, limits) if len(limits) else ""

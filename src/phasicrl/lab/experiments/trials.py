@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
 import itertools
-import json
 import math
 import multiprocessing
 import os
@@ -33,8 +31,8 @@ from numpy.typing import NDArray
 from phasicrl import Config, evaluate, train
 from phasicrl.config_io import atomic_write
 from phasicrl.envs.make import make_envs
-from phasicrl.lab.analysis.curves import extract_points
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.lab.analysis.curves import extract_points, make_digest
+from phasicrl.runs.directory import RunDirectory, find_run_or_agent
 from phasicrl.system.machine import num_cores
 from phasicrl.system.signals import SignalHandler, watch_parent
 from phasicrl.training.build import make_agent
@@ -282,11 +280,7 @@ def make_trial_config(
     changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
     if threads is not None:  # without effect on a GPU, and for Gymnasium's environments
         changes |= {"compute.num_threads": threads, "env.num_threads": threads}
-    # Without options at their defaults, so that a version with more options finds its runs.
-    usual = Config().identity()
-    changed = {path: value for path, value in config.identity().items() if value != usual.get(path)}
-    digest = hashlib.sha256(json.dumps(changed, default=str, sort_keys=True).encode()).hexdigest()
-    changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
+    changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{make_digest(config)}"
     return config.with_updates(changes)
 
 
@@ -308,7 +302,7 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
                 make_agent(config, envs)
             if config.init_from is not None:
-                RunDirectory(Path(config.init_from)).weights()
+                find_run_or_agent(config.init_from).weights()
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
 
@@ -317,8 +311,7 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
     """Train or resume a run with options of `train`; leave a diverged run as it is."""
 
     def find_diverged_run() -> RunDirectory | None:
-        newest = RunDirectory.find_runs(config)[-1:]
-        return next((run for run in newest if "diverged" in run.card), None)
+        return next((x for x in RunDirectory.find_runs(config)[-1:] if "diverged" in x.card), None)
 
     if run := find_diverged_run():
         return run

@@ -11,6 +11,7 @@ from typing import Any
 from phasicrl import Config
 from phasicrl.config import format_value, require_imported_modules
 from phasicrl.config_io import write_json
+from phasicrl.runs.directory import RunDirectory
 
 TRIAL_FILE, OUTCOME_FILE, SEARCH_FILE = "trial.json", "outcome.json", "search.json"
 DEFAULT_SEEDS = (1, 2, 3)
@@ -65,8 +66,8 @@ def make_arm(base: Config, values: Mapping[str, Any]) -> tuple[str, Config]:
         config = base.with_updates(changes)
     except ValueError as error:
         raise ValueError(f"{arm}: {error}") from None
-    if config.init_from is not None:  # relative to the folder of this process
-        config = replace(config, init_from=str(Path(config.init_from).resolve()))
+    if config.init_from and (path := RunDirectory(Path(config.init_from)).path).exists():
+        config = replace(config, init_from=str(path.resolve()))  # whatever the current folder is
     return arm, config
 
 

@@ -58,8 +58,8 @@ def make_optuna_distribution(values: list[Any]) -> Any:
     """Make Optuna's distribution of the values of an option.
 
     Args:
-        values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, integers between integers; else a
-            list of choices.
+        values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, integers between integers, see
+            `make_search`; else a list of choices.
 
     Raises:
         ValueError: the bounds have no number between them.
@@ -98,18 +98,18 @@ def make_search(
         ImportError: Optuna is not installed.
     """
     if max(seeds, default=0) >= runner.FIRST_REPORT_SEED:
-        raise ValueError(
-            f"seeds has {max(seeds)}; expected seeds below {runner.FIRST_REPORT_SEED}, on which "
-            "settings are chosen"
-        )
+        rule = f"seeds below {runner.FIRST_REPORT_SEED}, on which settings are chosen"
+        raise ValueError(f"seeds has {max(seeds)}; expected {rule}")
     search = Search(get_preset(preset), read_json(values), tuple(sorted({*seeds})), rungs)
     for path, listed in search.values.items():
         try:
             is_choice = hasattr(make_optuna_distribution(listed), "choices")
         except ValueError as error:
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
-        ends = listed if is_choice else listed[1:]
-        runner.check_trainable(grid.make_grid(search.base, {path: ends}))
+        arms = grid.make_grid(search.base, {path: listed if is_choice else listed[1:]})
+        runner.check_trainable(arms)
+        if not is_choice:  # integers may bound an option that is a float
+            listed[1:] = [config.values()[path] for _, config in arms]
     file, there = directory / grid.SEARCH_FILE, {*directory.glob(f"*/{grid.TRIAL_FILE}")}
     if there and not (file.exists() and read_options(Search, file) == search):
         raise ValueError(f"directory is {directory}, with another sweep; expected a new folder")
@@ -200,7 +200,7 @@ def _train_until(config: Config, env_steps: int) -> RunDirectory:
 
 
 def score_run(files: RunDirectory, env_steps: int) -> float:
-    """Return a run's mean return at `env_steps`, or its own lowest one if it ended before.
+    """Return a run's last mean return until `env_steps`, or its own lowest one if it diverged.
 
     NaN if no episode has ended.
     """
@@ -209,4 +209,5 @@ def score_run(files: RunDirectory, env_steps: int) -> float:
     returns = [x[runner.RETURN] for x in rows if runner.RETURN in x and x["env_steps"] < end]
     if not returns:
         return math.nan
-    return min(returns) if rows[-1]["env_steps"] < env_steps else returns[-1]
+    has_diverged = "diverged" in files.card and rows[-1]["env_steps"] < env_steps
+    return min(returns) if has_diverged else returns[-1]

@@ -8,6 +8,7 @@ Kind: effects (trains, writes files).
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -25,7 +26,7 @@ from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.lock import RunLock
+from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.system.machine import import_optional
 
 
@@ -154,8 +155,7 @@ def _train_locked(folder: Path, threads: int | None) -> grid.Outcome:
         return train_search_trial(folder, threads=threads)
     config = read_options(Config, folder / grid.TRIAL_FILE)
     config = trials.make_trial_config(config, config.name, folder, threads=threads)
-    run = trials.train_or_resume(config)
-    return grid.Outcome("diverged" if "diverged" in run.card else "done")
+    return grid.Outcome("diverged" if "diverged" in trials.train_or_resume(config).card else "done")
 
 
 def _run_on_ray(
@@ -185,10 +185,12 @@ def read_trial_outcome(folder: Path) -> grid.Outcome:
     """Read the outcome of a trial; without one, the state pending, running or stopped."""
     if (folder / grid.OUTCOME_FILE).is_file():
         return read_options(grid.Outcome, folder / grid.OUTCOME_FILE)
-    try:
-        RunLock(folder).close()
-    except ValueError:
-        return grid.Outcome("running")
+    try:  # without writing, since others may look at a sweep, too
+        with (folder / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:  # or no process was here, or the file system has no locks
+        if isinstance(error, BlockingIOError):
+            return grid.Outcome("running")
     return grid.Outcome("stopped" if any(folder.glob("runs/*")) else "pending")
 
 
@@ -252,5 +254,4 @@ def _read_progress(folder: Path) -> tuple[str, int, float | None, float | None]:
         steps += rows[-1]["env_steps"] if rows else 0
         last = [row[trials.RETURN] for row in rows if isinstance(row.get(trials.RETURN), float)]
         returns += last[-1:]
-    mean = sum(returns) / len(returns) if returns else None
-    return outcome.state, steps, mean, outcome.score
+    return outcome.state, steps, sum(returns) / len(returns) if returns else None, outcome.score
