@@ -52,11 +52,9 @@ def learn(run: Run) -> None:
 
 
 def train(
-    config: Config,
-    *,
-    resume: Literal["never", "auto"] = "never",
+    config: Config, *, resume: Literal["never", "auto"] = "never",
     **user_objects: Unpack[UserObjects],
-) -> Run:
+) -> Run:  # fmt: skip
     """Train an agent from scratch: PPG, or PPO if `config.aux.epochs` is 0.
 
     Processes started by `torchrun` train one agent together.
@@ -104,12 +102,9 @@ def train(
 
 
 def resume(
-    run_dir: Path | str,
-    *,
-    total_env_steps: int | None = None,
-    accept_config_changes: bool = False,
+    run_dir: Path | str, *, total_env_steps: int | None = None, accept_config_changes: bool = False,
     **user_objects: Unpack[UserObjects],
-) -> Run:
+) -> Run:  # fmt: skip
     """Resume a run from its newest usable checkpoint, and train to the end of its step budget.
 
     Args:
@@ -127,15 +122,10 @@ def resume(
     """
     files = find_run_or_agent(run_dir)
     compute = files.config.compute
+    given = {"accept_config_changes": accept_config_changes, "total_env_steps": total_env_steps}
     with (
         join(device=compute.device, timeout=compute.rank_timeout) as world,
-        restore_run(
-            files.path,
-            accept_config_changes=accept_config_changes,
-            total_env_steps=total_env_steps,
-            world=world,
-            **user_objects,
-        ) as run,
+        restore_run(files.path, world=world, **given, **user_objects) as run,
     ):
         learn(run)
         run.finish()

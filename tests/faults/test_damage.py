@@ -84,6 +84,7 @@ def test_a_damaged_file_is_named_or_has_no_effect(
                 raise
             files = RunDirectory(copy)
             assert_same(files.weights(), weights)
+            assert files.card["run"] == RunDirectory(directory).card["run"]
             if name != "metrics.jsonl":  # of the rows before a checkpoint only the size is known
                 assert_same(rows_of(files), rows)
         shutil.rmtree(copy)

@@ -183,9 +183,7 @@ def test_a_signal_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> N
 @pytest.mark.fault(
     "F-08", "SIGINT, two of them, SIGTERM to the whole group: no process is left", 1, 17
 )
-def test_a_signal_to_a_process_group(
-    tmp_path: Path, sent: list[str], code: int, fault: Fault
-) -> None:
+def test_a_signal_to_a_group(tmp_path: Path, sent: list[str], code: int, fault: Fault) -> None:
     """Environments are processes; everything shared in memory is released, too."""
     expected, seconds = unbroken("ppg")
     draw, shared = random.Random(len(sent)), Path("/dev/shm")

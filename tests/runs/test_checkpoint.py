@@ -161,9 +161,7 @@ def test_no_usable_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> N
         load_checkpoint(tmp_path)
 
 
-def test_a_save_that_is_cut_off_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, {"which": "old"})
 
     def crash(*_: object) -> None:

@@ -153,9 +153,7 @@ def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
         display.show_stage("rollout")
 
 
-def test_the_live_display_shows_the_stage_and_the_metrics(
-    clock: Clock, terminal: FakeTerminal
-) -> None:
+def test_the_live_display_shows_stage_and_metrics(clock: Clock, terminal: FakeTerminal) -> None:
     run_live(clock, terminal, config("auto", iterations=5))
     text = text_of(terminal)
     assert "checkpoint [saved]" in text and "auxiliary 2/6" in text

@@ -276,9 +276,7 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_keeps_its_id(
     assert first["config"]["env"]["id"] == "procgen:coinrun"
 
 
-def test_without_wandb_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_wandb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[wandb\]'"):
         MetricsLog(tmp_path, config(wandb=True))
@@ -319,9 +317,7 @@ def test_rows_that_a_full_disk_refuses_are_written_later(
     assert "metrics.jsonl cannot be written" in capsys.readouterr().out
 
 
-def test_a_sink_that_fails_is_switched_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_sink_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Failing:
         name = "the sink"
         calls = 0

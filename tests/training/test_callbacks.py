@@ -53,12 +53,16 @@ class Recorder(Callbacks):
         return [call for call in self.calls if call[0] != "on_episode"]
 
 
-def test_callbacks_are_called_in_order_also_after_a_stop_and_a_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "saved"), [(None, 0), (1, 2)])
+def test_callbacks_are_called_in_order_also_after_a_stop_and_a_resume(
+    tmp_path: Path, every: int | None, saved: int
+) -> None:
     first, second, third = Recorder(stop_at=2), Recorder(), Recorder()
-    run = train(tiny(tmp_path), make_env=corridor, callbacks=first)
+    config = tiny(tmp_path).with_updates({"checkpoint.every_iterations": every})
+    run = train(config, make_env=corridor, callbacks=first)
     steps = [("on_iteration", 32), ("on_iteration", 64)]
     assert first.order == [("on_start", 0), *steps, ("on_end", 64)]
-    assert first.saved_at_end == [0] and len(run.files.checkpoints) == 1
+    assert first.saved_at_end == [saved] and len(run.files.checkpoints) == max(saved, 1)
     resume(run.directory, make_env=corridor, callbacks=second)
     steps = [("on_iteration", 96), ("on_iteration", 128)]
     assert second.order == [("on_start", 64), *steps, ("on_end", 128)]
@@ -100,18 +104,17 @@ def test_an_error_in_a_callback_loses_no_iteration(tmp_path: Path, name: str, sa
         train(tiny(tmp_path), make_env=corridor, callbacks=failing)
     (folder,) = tmp_path.iterdir()
     assert RunDirectory(folder).checkpoints[-1].name.endswith(f"{saved:03}")
+    with pytest.raises(KeyError):
+        resume(folder, make_env=corridor, callbacks=failing)
     after = Recorder()
     run = resume(folder, make_env=corridor, callbacks=after)
     assert after.order[-1] == ("on_end", 128) and run.env_steps == 128
-    numbers = [row["iteration"] for row in run.files.metrics()]
-    assert numbers == [1, 2, 3, 4]
+    assert [row["iteration"] for row in run.files.metrics()] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("method", ["on_start", "on_end"])
 @pytest.mark.parametrize("answer", [False, "stop"])
-def test_an_answer_of_on_start_or_on_end_is_refused(
-    tmp_path: Path, method: str, answer: Any
-) -> None:
+def test_an_answer_of_on_start_or_end_is_refused(tmp_path: Path, method: str, answer: Any) -> None:
     callbacks: Any = type("Answers", (Callbacks,), {method: lambda *_: answer})()
     with pytest.raises(ValueError, match=f"{method} returned {answer!r}; expected None"):
         train(tiny(tmp_path), make_env=corridor, callbacks=callbacks)

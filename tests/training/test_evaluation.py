@@ -112,9 +112,7 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
         film(run.directory, make_env=Corridor, weights="best")
 
 
-def test_both_kinds_of_levels_and_their_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_kinds_of_level_and_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best weights are chosen on unseen levels: the first ones, of returns 2 and 1."""
     config = evaluated(tmp_path).with_updates({"evaluation.levels": "both"})
     made, seen = watch_environments(monkeypatch), scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
@@ -170,8 +168,7 @@ def test_a_run_with_a_custom_environment_is_evaluated_on_an_id_too(tmp_path: Pat
         run.directory, make_env=CartPoleEnv, env_id=cartpole, episodes=3, policies=["greedy"],
         seed=derive_seed(3, "validation"),
     )  # fmt: skip
-    row = run.files.metrics()[-1]
-    assert row[f"evaluation/{cartpole}/return"] == result.mean_return
+    assert run.files.metrics()[-1][f"evaluation/{cartpole}/return"] == result.mean_return
 
 
 def test_environments_with_other_spaces_are_refused_before_the_training(tmp_path: Path) -> None:
@@ -189,9 +186,7 @@ def test_environments_with_other_spaces_are_refused_before_the_training(tmp_path
         evaluate(run.directory, make_env=lambda: Echo(BOTH, tree=True))
 
 
-def test_a_resumed_run_knows_the_best_return_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_runs_know_the_best_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = evaluated(tmp_path, **{"evaluation.every_iterations": 1})
     seen = scores(monkeypatch, 1.0, 3.0, 2.0, 2.5)
     run = train(config, make_env=Corridor,
@@ -201,7 +196,7 @@ def test_a_resumed_run_knows_the_best_return_so_far(
     assert_same(run.files.weights("best"), seen[1])
 
 
-def test_the_steps_of_the_first_episode_are_a_table_and_series_of_tensorboard(
+def test_the_steps_of_the_first_episode_are_a_table_and_tensorboard_series(
     tmp_path: Path,
 ) -> None:
     """One episode of one environment, on unseen levels alone; a run that keeps them is the same."""

@@ -74,9 +74,7 @@ class Hidden(Drawing):
         return self._go_to(self._own.normal(size=2)), {}
 
 
-def assert_resumed_is_unbroken(
-    config: Config, tmp_path: Path, stops: tuple[int, ...], **own: Any
-) -> None:
+def assert_unbroken(config: Config, tmp_path: Path, stops: tuple[int, ...], **own: Any) -> None:
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), **own)
     run = train(config, **own, callbacks=stop_at(stops[0]))
     for stop in (*stops[1:], 10**9):
@@ -100,7 +98,7 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
 def test_with_environments_of_ones_own(tmp_path: Path, name: str) -> None:
     make_env, changes = OWN[name]
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=256).with_updates(changes)
-    assert_resumed_is_unbroken(config, tmp_path, (2, 5), make_env=make_env)
+    assert_unbroken(config, tmp_path, (2, 5), make_env=make_env)
 
 
 @pytest.mark.long
@@ -108,7 +106,7 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=128).with_updates(
         {"env.vectorization": "async", "env.num_envs": 2, "ppo.num_steps": 16}
     )
-    assert_resumed_is_unbroken(config, tmp_path, (2,), make_env=Drawing)
+    assert_unbroken(config, tmp_path, (2,), make_env=Drawing)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> N
         tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=512),
         env=EnvConfig(id=env_id, num_envs=4),
     )
-    assert_resumed_is_unbroken(config.with_updates({"ppo.num_steps": 16} | changes), tmp_path, (3,))
+    assert_unbroken(config.with_updates({"ppo.num_steps": 16} | changes), tmp_path, (3,))
 
 
 @pytest.mark.long
@@ -141,7 +139,7 @@ def test_with_a_game_of_procgen(tmp_path: Path) -> None:
         "model.encoder": "impala", "model.channels": (4,), "model.blocks": 1,
         "model.activation": "relu", "ppo.num_steps": 64,
     }  # fmt: skip
-    assert_resumed_is_unbroken(config.with_updates(small), tmp_path, (3,))
+    assert_unbroken(config.with_updates(small), tmp_path, (3,))
 
 
 def test_environments_without_replay_are_reported_and_start_new_episodes(
@@ -208,7 +206,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     assert epoch_rows(run.directory) == epoch_rows(unbroken.directory)
 
 
-def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
+def test_rows_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     tmp_path: Path,
 ) -> None:
     """The iteration's end has the same clock, and its row is there; its checkpoint is not."""
@@ -223,8 +221,7 @@ def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     before = rows_of(run.files)
     for name in names[names.index(f"{steps}-aux-002") :]:
         shutil.rmtree(run.files.checkpoint_folder / name)
-    again = resume(run.directory, make_env=Drawing)
-    assert_same(rows_of(again.files), before)
+    assert_same(rows_of(resume(run.directory, make_env=Drawing).files), before)
 
 
 def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path: Path) -> None:

@@ -65,8 +65,7 @@ def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, a
         learn(run)
     assert [path.name for path in run.files.checkpoints] == ["step-000000000064"]
     assert_same(run.files.weights(), weights_after(config, 2))
-    again = resume(run.directory, make_env=corridor)
-    assert again.env_steps == 224
+    assert resume(run.directory, make_env=corridor).env_steps == 224
     assert [row["env_steps"] for row in run.files.metrics()] == [32 * n for n in range(1, 8)]
 
 

@@ -65,9 +65,8 @@ def assert_same_state(left: Run, right: Run) -> None:
 def test_saving_more_often_or_logging_elsewhere_changes_nothing(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
     busy = {"checkpoint": EVERY_ITERATION, "log.tensorboard": True, "log.console": "plain"}
-    assert_same_state(
-        *(train(each, make_env=corridor) for each in (config, config.with_updates(busy)))
-    )
+    runs = [train(each, make_env=corridor) for each in (config, config.with_updates(busy))]
+    assert_same_state(*runs)
 
 
 class Stopped(Exception):
@@ -149,9 +148,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "aux_name", "stop"), PLACES)
-def test_a_resumed_run_is_the_unbroken_one(
-    tmp_path: Path, name: str, aux_name: str, stop: int
-) -> None:
+def test_a_resumed_run_is_unbroken(tmp_path: Path, name: str, aux_name: str, stop: int) -> None:
     """Weights, moments, statistics, generators, rollouts and metrics are equal to the bit.
 
     With phases of three iterations the run stops one and two iterations into a phase, and between
@@ -173,9 +170,7 @@ def test_a_resumed_run_is_the_unbroken_one(
                 learn(run)
             assert_same_state(unbroken, resumed)
             for slot in range(resumed.buffer.num_filled):
-                assert_same(
-                    unbroken.buffer.rollout(slot).tensors(), resumed.buffer.rollout(slot).tensors()
-                )
+                assert_same(*[run.buffer.rollout(slot).tensors() for run in (unbroken, resumed)])
     assert len(rows_of(resumed.files)) == 7
     assert_same_run(unbroken, resumed)
 
@@ -237,6 +232,39 @@ def test_a_longer_run_that_was_killed_can_be_resumed(length: int | None, tmp_pat
         given = RunDirectory(path).config.total_env_steps
         again = resume(path, total_env_steps=length, make_env=corridor)
         assert again.env_steps == again.files.config.total_env_steps == (length or given)
+
+
+@pytest.mark.parametrize(("at", "kept"), [("auxiliary 3/3", (2, 1)), ("policy", (0, None))])
+def test_a_longer_run_keeps_what_it_did_of_the_phase_that_was_left_out(
+    at: str, kept: tuple[int, int | None], tmp_path: Path
+) -> None:
+    """The run ends in the last epoch, before which two were saved, or after the phase."""
+    short = train(tiny(tmp_path, aux=tiny_aux(epochs=3), total_env_steps=64), make_env=corridor)
+
+    def strike(stage: str) -> None:
+        if stage == at:
+            raise Stopped
+
+    options: Any = {"total_env_steps": 128, "make_env": corridor}
+    with pytest.raises(Stopped), build.restore_run(short.directory, **options) as run:
+        run.show = strike  # type: ignore[method-assign]
+        learn(run)
+    with build.restore_run(short.directory, make_env=corridor) as run:
+        progress = run.buffer.progress
+        assert (run.buffer.num_filled, progress and progress.epoch) == kept
+
+
+@pytest.mark.parametrize(("every", "stop", "new"), [(4, 4, 3), (4, 3, 2), (2, 3, 4), (2, 8, 4)])
+def test_a_phase_of_another_length_is_refused_within_one(
+    every: int, stop: int, new: int, tmp_path: Path
+) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(every=every), total_env_steps=256)
+    run = train(config, make_env=corridor, callbacks=stop_at(stop))
+    run.files.write_config(config.with_updates({"aux.every": new}))
+    card, options = run.files.card, {"accept_config_changes": True, "total_env_steps": 512}
+    with pytest.raises(ValueError, match=rf"rollouts is .; expected {stop % new} in iteration"):
+        resume(run.directory, make_env=corridor, **options)
+    assert run.files.card == card, "the run is as finished as before"
 
 
 def copied_before(method: Callable[..., Any], copy: Callable[[Run], None]) -> Callable[..., Any]:
@@ -352,28 +380,23 @@ def test_an_own_metric_that_cannot_be_logged_is_named(
 
 def test_results_speak_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
-    for counts_and_means, expected in (
+    for given, expected in (
         ([(30, 9.0), (60, 5.0)], ("return, last 90 episodes", "5.00")),
         ([(60, 9.0), (50, 7.0), (50, 6.0)], ("return, last 100 episodes", "6.00")),
     ):
         names = ("env_steps", "iteration", "charts/num_episodes", "charts/episodic_return_100")
-        rows = [
-            dict(zip(names, (32, i, *row), strict=True)) for i, row in enumerate(counts_and_means)
-        ]
+        rows = [dict(zip(names, (32, i, *row), strict=True)) for i, row in enumerate(given)]
         (run.directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
         assert [x for x in run.format_results().items() if "episodes" in x[0]] == [expected]
 
 
-def test_a_finished_run_resumes_to_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_resumes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is written, not even a file of TensorBoard's; and it says so."""
     on = {"log.tensorboard": True, "log.epochs": True, "log.console": "plain"}
     run = train(tiny(tmp_path).with_updates(on), make_env=corridor)
     before = contents(run.directory)
     capsys.readouterr()
-    again = resume(run.directory, make_env=corridor)
-    assert_same_state(run, again)
+    assert_same_state(run, resume(run.directory, make_env=corridor))
     assert contents(run.directory) == before
     said = capsys.readouterr().out
     assert f"{run.directory} is already finished after 128 steps" in said and "resumed" not in said
@@ -415,6 +438,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
     run.callbacks.on_iteration = lambda *_: clock.wait(60)
     learn(run)
+    run.finish()
     assert saved == [0, 2, 4, 6]
     saved.clear()
     by_count = CheckpointConfig(every_minutes=None, every_iterations=4)
@@ -789,13 +813,13 @@ def test_a_stopped_run_names_the_call_that_resumes_it(
     def interrupt(run: Run, record: object) -> None:
         raise KeyboardInterrupt
 
-    config = tiny(tmp_path).with_updates({"log.console": "plain"})
+    config = tiny(tmp_path / "my runs").with_updates({"log.console": "plain"})
     with pytest.raises(KeyboardInterrupt):
         others: Any = {"schedule": lambda _: {}} if is_schedule_given else {}
         train(config, make_env=corridor, callbacks=interrupt, **others)
-    (folder,) = tmp_path.iterdir()
+    (folder,) = (tmp_path / "my runs").iterdir()
     (call,) = re.findall(r"`(.*?)` continues", capsys.readouterr().out)
     if is_schedule_given:
         assert call == f"phasicrl.resume({str(folder)!r}, make_env=…, schedule=…)"
     else:
-        assert call == f"phasicrl resume {folder} --make-env tests.corridor:corridor"
+        assert call == f"phasicrl resume '{folder}' --make-env tests.corridor:corridor"

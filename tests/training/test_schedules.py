@@ -117,9 +117,7 @@ def test_the_loss_has_the_current_clip_range_and_entropy_bonus(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["ppo.clip", "ppo.entropy_coef"])
-def test_a_scheduled_run_departs_from_a_constant_one_after_its_start(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_scheduled_run_departs_from_a_constant_one_after_start(tmp_path: Path, name: str) -> None:
     """The schedule jumps at the middle, to a value that a run can also have throughout."""
     config = tiny(tmp_path).with_updates({"ppo.clip": 0.2, "ppo.learning_rate": 0.05})
     values = {0: 0.1, 1: 0.001} if name == "ppo.clip" else {0: 0.0, 1: 0.5}

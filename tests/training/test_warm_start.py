@@ -27,8 +27,7 @@ def test_all_weights_and_statistics_are_those_of_the_other_run(
 ) -> None:
     other, weights = begun(tmp_path)
     config = tiny(tmp_path, obs_norm=OBS_NORM, seed=5).with_updates({"init_from": str(other)})
-    config = config.with_updates({"log.console": "plain"})
-    with open_run(config) as run:
+    with open_run(config.with_updates({"log.console": "plain"})) as run:
         assert_same(run.agent.state_dict(), weights)
     said = " ".join(capsys.readouterr().out.split())
     assert f"loaded {len(weights)} of {len(weights)} tensors" in said
@@ -59,8 +58,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     (mean,) = (name for name in weights if name.endswith("moments.mean"))
     weights[mean] = torch.zeros(7, dtype=torch.float64)
     files.save_weights(weights, env_steps=1)
-    config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"init_from": str(other)})
-    with open_run(config) as run:
+    with open_run(tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"init_from": str(other)})) as run:
         normalizer = run.agent.reader.normalizer
         assert normalizer is not None and normalizer.moments.count == 0
 

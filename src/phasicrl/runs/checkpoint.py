@@ -119,7 +119,7 @@ def _write_part(
     previous, known = folder, {}
     with suppress(IndexError, OSError, ValueError):  # no checkpoint, or a damaged one
         previous = list_checkpoints(folder)[-1]
-        parts = _read_manifest(previous)["files"]
+        parts = read_manifest(previous)["files"]
         # With another number of processes, parts differ.
         known = parts[world.rank] if len(parts) == world.size else {}
     prefix, tensors, digests = _prefix(world.rank), {}, {}
@@ -176,7 +176,7 @@ def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
     Raises:
         Exception: of any type: the checkpoint is damaged, or belongs to another run.
     """
-    manifest, prefix = _read_manifest(path), _prefix(rank)
+    manifest, prefix = read_manifest(path), _prefix(rank)
     if run_id and manifest["run"] != run_id:
         raise ValueError(f"run is {manifest['run']}; expected {run_id}, of card.json")
     parts = manifest["files"]
@@ -194,11 +194,6 @@ def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
     return Part(_unflatten_tree(state, tensors), loaded)
 
 
-def num_processes(path: Path) -> int:
-    """Return the number of processes that saved a checkpoint."""
-    return len(_read_manifest(path)["files"])
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the paths of the complete checkpoints in a directory, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
@@ -206,8 +201,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint.
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest of a checkpoint: the run's id, and the files of each process.
 
     Raises:
         ValueError: the manifest is damaged or of another schema, or the directory was renamed.
@@ -279,11 +274,9 @@ def _write_flushed_json(path: Path, value: Any) -> None:
 
 def _try_link(source: Path, target: Path) -> bool:
     """Make a hard link; return False if the file system has none."""
-    try:
+    with suppress(OSError):
         os.link(source, target)
-    except OSError:
-        return False
-    return True
+    return target.exists()
 
 
 def hash_file(path: Path) -> str:

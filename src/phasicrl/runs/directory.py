@@ -19,8 +19,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from phasicrl import config_io
 from phasicrl.config import EXECUTION_OPTIONS, Config, format_value, require_imported_modules
-from phasicrl.config_io import atomic_write, read_json, read_options, suggest_name, write_json
+from phasicrl.config_io import SCHEMA, atomic_write, read_json, read_options, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,7 @@ def fill_user_objects_with_none(
     """
     for name, value in given.items():
         if name not in names:
-            near = suggest_name(name, names)
+            near = config_io.suggest_name(name, names)
             if name == "total_env_steps":
                 near = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
             raise TypeError(f"{name} is given; expected {', '.join(names)}{near}")
@@ -121,15 +122,22 @@ class RunDirectory:
 
     @staticmethod
     def find_runs(config: Config) -> list[RunDirectory]:
-        """Find the runs of this experiment, seed and length in `output_dir`, oldest first."""
+        """Find the runs of this experiment, seed and length in `output_dir`, oldest first.
+
+        Those of other versions of phasicrl, whose configuration has another schema, are skipped.
+        """
 
         def get_run_identity(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
         pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
-        files = Path(config.output_dir).expanduser().glob(pattern)
-        runs = [RunDirectory(file.parent) for file in sorted(files)]
-        return [run for run in runs if get_run_identity(run.config) == get_run_identity(config)]
+        runs: list[RunDirectory] = []
+        for file in sorted(Path(config.output_dir).expanduser().glob(pattern)):
+            if (schema := read_json(file).get("schema", SCHEMA)) != SCHEMA:
+                warnings.warn(f"{file} is skipped: schema is {schema}, not {SCHEMA}", stacklevel=2)
+            elif get_run_identity(RunDirectory(file.parent).config) == get_run_identity(config):
+                runs.append(RunDirectory(file.parent))
+        return runs
 
     @property
     def config(self) -> Config:

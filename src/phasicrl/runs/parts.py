@@ -36,8 +36,8 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
         world: processes of the run; their number may differ from that of the checkpoint.
 
     Returns:
-        The state, a message about each rejected checkpoint, and the number of processes that saved
-        the checkpoint.
+        The state and the run's id, a message about each rejected checkpoint, and the number of
+        processes that saved the checkpoint.
 
     Raises:
         CheckpointError: there is no usable checkpoint; the message lists the reason for each.
@@ -48,15 +48,15 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
             part, rejected = checkpoint.load_checkpoint(folder, run_id=files.card.get("run", ""))
     path = folder / world.broadcast_object(files.checkpoints[-1].name if world.is_first else "")
     with world.sync_errors("loading the checkpoint"):
-        saved_by = checkpoint.num_processes(path)
-        if saved_by != world.size:
-            part = _redistribute(
-                [checkpoint.load_part(path, rank=rank) for rank in range(saved_by)], world
-            )
+        manifest = checkpoint.read_manifest(path)
+        if (saved_by := len(manifest["files"])) != world.size:
+            parts = [checkpoint.load_part(path, rank=rank) for rank in range(saved_by)]
+            part = _redistribute(parts, world)
         elif not world.is_first:
             part = checkpoint.load_part(path, rank=world.rank)
     learner = world.broadcast_object(part.tree["learner"]) | part.tree["learner"]
-    return Part(part.tree | {"learner": learner}, part.chunks), rejected, saved_by
+    common = {"learner": learner, "run": manifest["run"]}  # without card.json, too
+    return Part(part.tree | common, part.chunks), rejected, saved_by
 
 
 def _redistribute(parts: list[Part], world: World) -> Part:

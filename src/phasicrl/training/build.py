@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -140,7 +141,8 @@ def restore_run(
     """
     files, objects = RunDirectory(directory), fill_user_objects_with_none(user)
     if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
-        remedy = f"To train from it: `phasicrl train --from {directory} --init-from {directory}`"
+        path = shlex.quote(str(directory))
+        remedy = f"To train from it: `phasicrl train --from {path} --init-from {path}`"
         raise ValueError(f"{directory} is an agent; expected a run with checkpoints. {remedy}")
     world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
     config = files.load_config(**objects)
@@ -150,28 +152,25 @@ def restore_run(
             if world.is_first:
                 resources.enter_context(closing(RunLock(directory)))
         part, rejected, saved_by = load_state(files, world)
-        env_steps = part.tree["env_steps"]
+        tree, env_steps = part.tree, part.tree["env_steps"]
         if total_env_steps is not None:
             config = _lengthen(config, total_env_steps, env_steps)
-        changes = files.list_changes(part.tree["config"], config, accept=accept_config_changes)
+        changes = files.list_changes(tree["config"], config, accept=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
             objects["callbacks"] = None
-        run, remark = _build_run(
-            config, objects, world, signals, resources, lambda: files, part.tree
-        )
-        if not is_over:
-            run.write_card()
+        run, remark = _build_run(config, objects, world, signals, resources, lambda: files, tree)
         try:
             run.load_state_dict(*part, same_episodes=not remark)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{directory} has a checkpoint that does not fit config.json"
-            rule = f"the file as saved. Restore it ({error})"
-            raise ValueError(f"{text}; expected {rule}") from None
-        with world.sync_errors("writing config.json"):  # only now: a failed start changes no length
-            if world.is_first and total_env_steps is not None and not is_over:
-                files.write_config(config)
+            raise ValueError(f"{text}; expected the file as saved. Restore it ({error})") from None
+        if not is_over:  # only now: a failed start changes nothing
+            with world.sync_errors("writing card.json and config.json"):
+                run.write_card()
+                if world.is_first and total_env_steps is not None:
+                    files.write_config(config)
         run.take_snapshot()
         run.resources = resources.pop_all()
     for sentence in rejected:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import platform
+import shlex
 import sys
 import time
 import uuid
@@ -129,7 +130,7 @@ class Run:
         before = files.card
         self._steps_on_card: int = before.get("env_steps") or 0
         self._origin: dict[str, Any] = {
-            "run": self.world.broadcast_object(before.get("run") or uuid.uuid4().hex),
+            "run": self.world.broadcast_object(uuid.uuid4().hex),
             "command": before.get("command", sys.argv),
             "resumed": [*(before.get("resumed") or []), sys.argv] if before else [],
         }
@@ -170,9 +171,8 @@ class Run:
         """Fill a rollout, count its environment steps, and return the rollout."""
         self._iteration_started = time.perf_counter()
         self.show("rollout")
-        self.collector.collect(
-            rollout, updates_obs_norm_before_targets=self.learner.updates_obs_norm_before_targets
-        )
+        is_first = self.learner.updates_obs_norm_before_targets
+        self.collector.collect(rollout, updates_obs_norm_before_targets=is_first)
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - self._iteration_started
         return rollout
@@ -217,8 +217,11 @@ class Run:
     def finish_iteration(self, record: Record) -> bool:
         """Evaluate if it is due, call the callbacks, log the metrics, and save if it is due.
 
+        The last iteration is saved by `finish`.
+
         Returns:
-            Whether to stop: a callback returned "stop", or `stop_at_return` is reached.
+            Whether to stop: the budget is spent, a callback returned "stop", or `stop_at_return` is
+            reached.
 
         Raises:
             ValueError: a callback returned something else.
@@ -240,7 +243,7 @@ class Run:
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({LIMIT_HINT})")
         self._row |= record
-        known = set(record)
+        known, is_over = set(record), False
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
                 answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
@@ -249,12 +252,15 @@ class Run:
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
                     raise ValueError(f"a callback returned {wrong[0]!r}; expected 'stop' or None")
                 self.log({name: record[name] for name in record if name not in known})
+            goal, seen = self.config.stop_at_return, self.collector.episodes
+            is_solved = goal is not None and seen.is_full and seen.recent_mean_return >= goal
+            stops = is_solved or self.env_steps >= self.config.budget or any(answers)
+            is_over = self.world.any_rank(stops)
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
-            self.snapshot_and_maybe_save()
-        goal, episodes = self.config.stop_at_return, self.collector.episodes
-        is_solved = goal is not None and episodes.is_full and episodes.recent_mean_return >= goal
-        return self.world.any_rank(is_solved or any(answers))
+            # At the end `finish` saves, with what `on_end` logs.
+            self.take_snapshot() if is_over else self.snapshot_and_maybe_save()
+        return is_over
 
     def _write_metrics(self) -> None:
         """Write the row of metrics, with those of the user so far, unless it is empty."""
@@ -295,18 +301,16 @@ class Run:
             if self.world.size > 1:
                 raise
             self._last_save = time.perf_counter()
-            self.metrics_log.show_message(
-                f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training continues"
-            )
+            text = f"no checkpoint at {self.env_steps:,} steps ({error}); training continues"
+            self.metrics_log.show_message(f"warning: {text}")
 
     def _is_checkpoint_due(self) -> bool:
         """Return whether a checkpoint is due by time or number of iterations."""
         every = self.config.checkpoint
-        minutes, iterations = every.every_minutes, every.every_iterations
+        minutes, count = every.every_minutes, every.every_iterations
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
             return True
-        in_iteration = self.buffer.progress is not None
-        return not in_iteration and iterations is not None and self.iteration % iterations == 0
+        return self.buffer.progress is None and count is not None and self.iteration % count == 0
 
     def take_snapshot(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
@@ -319,6 +323,7 @@ class Run:
         if self.world.broadcast_object(env_steps < self.config.budget):
             self._call("on_end")
             self.save()
+            self._steps_on_card = self.env_steps
             self.write_card()
 
     def save(self) -> None:
@@ -337,7 +342,8 @@ class Run:
         assert self._snapshot is not None
         state, chunks = self._snapshot
         weights, env_steps = state["learner"]["agent"], state["env_steps"]
-        aux_epochs = state["auxiliary"] and state["auxiliary"]["epoch"]
+        is_full = state["num_filled"] == self.config.rollouts_per_phase  # in a phase, or before one
+        aux_epochs = (state["auxiliary"] or {"epoch": 0})["epoch"] if is_full else None
         finite = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
         if not torch.stack(finite).all():
             raise make_diverged_error(["the agent's weights"])
@@ -357,15 +363,13 @@ class Run:
 
     def write_card(self) -> None:
         """Write versions, commit, machine, seed and wall-clock time to `card.json`."""
-        self._steps_on_card = self.env_steps
         if not self.world.is_first:
             return
-        system = {"system": platform.platform(), "processor": processor(), "cores": num_cores()}
         self.files.write_card({
             **self._origin,
             "seed": self.config.seed,
             "own": {name: _name(each) for name, each in self.user.items() if each is not None},
-            "env_steps": self.env_steps,
+            "env_steps": self._steps_on_card,
             "total_env_steps": self.config.total_env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
@@ -374,7 +378,7 @@ class Run:
             "processes": self.world.size,
             "device": str(self.executor.device),
             "plan": dataclasses.asdict(self.executor.plan),
-            "machine": system,
+            "machine": dict(system=platform.platform(), processor=processor(), cores=num_cores()),
             "versions": versions() | {"torch": torch.__version__},
             "commit": find_commit(),
         })  # fmt: skip
@@ -410,14 +414,24 @@ class Run:
         """Restore the result of `state_dict` and the chunks, without the environments.
 
         Args:
-            state: result of `state_dict`.
+            state: result of `state_dict`, and the run's id.
             chunks: tensors of the phase's rollouts and, in an auxiliary phase, π_old, by name.
             same_episodes: whether the environments were restored to the same episodes.
+
+        Raises:
+            ValueError: the rollouts are not those of a phase of the configuration.
         """
         self.learner.load_state_dict({"env_steps": state["env_steps"]} | state["learner"])
+        filled, every = state["num_filled"], self.config.rollouts_per_phase
+        is_due = filled == every and self.iteration % self.config.aux_phase_interval == 0
+        if not is_due and filled != self.iteration % every:
+            rule = f"{self.iteration % every} in iteration {self.iteration}, with aux.every {every}"
+            raise ValueError(f"number of rollouts is {filled}; expected {rule}")
         self.collector.generator.set_state(state["action_generator"])
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
+        self._origin["run"] = state["run"]
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
+        self._steps_on_card = min(self._steps_on_card, self.env_steps)  # `finish` has yet to follow
         self._best_return = state["best_return"]
         if (auxiliary := state["auxiliary"]) is not None:
             device, means = self.executor.device, MeanAccumulator()
@@ -494,18 +508,17 @@ class Run:
             self.metrics_log.show_message(f"warning: the last iteration is not saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
-            call = f"phasicrl resume {self.directory}"
+            call = f"phasicrl resume {shlex.quote(str(self.directory))}"
             objects = {name: _name(each) for name, each in self.user.items() if each is not None}
             maker = objects.get("make_env") or objects.get("make_vector_env") or "__main__"
             if len(objects) == 1 and not maker.startswith("__main__"):
-                call += f" --make-env {maker}"
+                call += f" --make-env {shlex.quote(maker)}"
             elif objects:
                 given = ", ".join(f"{name}=…" for name in objects)
                 call = f"phasicrl.resume({str(self.directory)!r}, {given})"
             hint = f"`{call}` continues from {saved[-1].name}"
-        self.metrics_log.show_message(
-            f"{self.directory} was stopped after {self.env_steps:,} steps; {hint}"
-        )
+        text = f"{self.directory} was stopped after {self.env_steps:,} steps"
+        self.metrics_log.show_message(f"{text}; {hint}")
 
     def _buffer_chunks(self) -> ChunkMakers:
         """Return the phase's rollouts and, in an auxiliary phase, π_old, as unchanging chunks.
