@@ -438,7 +438,6 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
     run.callbacks.on_iteration = lambda *_: clock.wait(60)
     learn(run)
-    run.finish()
     assert saved == [0, 2, 4, 6]
     saved.clear()
     by_count = CheckpointConfig(every_minutes=None, every_iterations=4)

@@ -217,11 +217,8 @@ class Run:
     def finish_iteration(self, record: Record) -> bool:
         """Evaluate if it is due, call the callbacks, log the metrics, and save if it is due.
 
-        The last iteration is saved by `finish`.
-
         Returns:
-            Whether to stop: the budget is spent, a callback returned "stop", or `stop_at_return` is
-            reached.
+            Whether to stop: a callback returned "stop", or `stop_at_return` is reached.
 
         Raises:
             ValueError: a callback returned something else.
@@ -243,7 +240,7 @@ class Run:
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({LIMIT_HINT})")
         self._row |= record
-        known, is_over = set(record), False
+        known = set(record)
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
                 answers: list[Any] = [self.callbacks.on_episode(self, each) for each in finished]
@@ -252,15 +249,12 @@ class Run:
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
                     raise ValueError(f"a callback returned {wrong[0]!r}; expected 'stop' or None")
                 self.log({name: record[name] for name in record if name not in known})
-            goal, seen = self.config.stop_at_return, self.collector.episodes
-            is_solved = goal is not None and seen.is_full and seen.recent_mean_return >= goal
-            stops = is_solved or self.env_steps >= self.config.budget or any(answers)
-            is_over = self.world.any_rank(stops)
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
-            # At the end `finish` saves, with what `on_end` logs.
-            self.take_snapshot() if is_over else self.snapshot_and_maybe_save()
-        return is_over
+            self.snapshot_and_maybe_save()
+        goal, seen = self.config.stop_at_return, self.collector.episodes
+        is_solved = goal is not None and seen.is_full and seen.recent_mean_return >= goal
+        return self.world.any_rank(is_solved or any(answers))
 
     def _write_metrics(self) -> None:
         """Write the row of metrics, with those of the user so far, unless it is empty."""
@@ -423,8 +417,7 @@ class Run:
         """
         self.learner.load_state_dict({"env_steps": state["env_steps"]} | state["learner"])
         filled, every = state["num_filled"], self.config.rollouts_per_phase
-        is_due = filled == every and self.iteration % self.config.aux_phase_interval == 0
-        if not is_due and filled != self.iteration % every:
+        if filled > every or filled % every != self.iteration % every:
             rule = f"{self.iteration % every} in iteration {self.iteration}, with aux.every {every}"
             raise ValueError(f"number of rollouts is {filled}; expected {rule}")
         self.collector.generator.set_state(state["action_generator"])
