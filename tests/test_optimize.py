@@ -115,6 +115,5 @@ def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:
     optimizer.step()
     elsewhere = torch.nn.Parameter(torch.ones(2, 3, device="meta"))
     resumed = torch.optim.Adam([elsewhere])
-    resumed.load_state_dict(optimizer.state_dict())
-    optimize.restore_memory_layout_(resumed)
+    optimize.load_state_(resumed, optimizer.state_dict())
     assert {value.device.type for value in resumed.state[elsewhere].values()} == {"meta"}

@@ -631,6 +631,7 @@ SHORT = (
     ("Procgen, PPO, CleanRL with our allocator setting", "procgen-ppo", "phasicrl, fp32",
      "CleanRL ppo_procgen.py, memory kept"),
     ("CartPole as tensors, 4 environments", "tensors", "phasicrl, tensors", "PureJaxRL ppo.py"),
+    ("CartPole as tensors, 2,048", "tensors2048", "phasicrl, tensors", "PureJaxRL ppo.py"),
 )  # fmt: skip
 """Works of benchmarks/versus.py in the README's table."""
 

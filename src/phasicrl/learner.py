@@ -251,15 +251,13 @@ class Learner:
             setattr(self, name, state[name])
         if not (ppo.kl_penalty and ppo.kl_penalty_target and self.kl_coef):
             self.kl_coef = ppo.kl_penalty
+        if ppo.schedule != "adaptive_kl":
+            self.lr_multiplier = 1.0
         for name, each in self._modules.items():
             if each is not None:
                 each.load_state_dict(state[name])
         for name, optimizer in self.optimizers.items():
-            saved, own = state["optimizers"][name], optimizer.state_dict()["param_groups"]
-            pairs = zip(own, saved["param_groups"], strict=True)
-            groups = [new | {"lr": old["lr"]} for new, old in pairs]
-            optimizer.load_state_dict(saved | {"param_groups": groups})
-            optimize.restore_memory_layout_(optimizer)
+            optimize.load_state_(optimizer, state["optimizers"][name])
         self.generator.set_state(state["generator"])
 
     def _set_learning_rates(self) -> None:

@@ -89,19 +89,23 @@ def get_adam_state(optimizer: Adam, parameters: Sequence[Tensor]) -> AdamState:
     return AdamState(*([state[name] for state in states] for name in names))
 
 
-def restore_memory_layout_(optimizer: Adam) -> None:
-    """Convert an optimizer's loaded state to the memory layout and device of its parameters.
+def load_state_(optimizer: Adam, state: dict[str, Any]) -> None:
+    """Load an optimizer's state, of whose options only the learning rates are taken.
 
-    Loaded moments are contiguous, weights of convolutions are channels_last, and the fused Adam
-    ignores strides: it would update a weight with the moment of another one. PyTorch loads the
-    number of steps to the CPU, but Adam on a GPU needs it there.
+    The moments get the memory layout and device of the parameters. Loaded moments are contiguous,
+    weights of convolutions are channels_last, and the fused Adam ignores strides: it would update a
+    weight with the moment of another one. PyTorch loads the number of steps to the CPU, but Adam on
+    a GPU needs it there.
     """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
+    pairs = zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
+    groups = [own | {"lr": saved["lr"]} for own, saved in pairs]
+    optimizer.load_state_dict(state | {"param_groups": groups})
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
             if value.shape == parameter.shape:
-                state[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
+                moments[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
             else:
-                state[name] = value.to(parameter.device)
+                moments[name] = value.to(parameter.device)
 
 
 @torch.no_grad()

@@ -84,17 +84,17 @@ class Display:
         """Show the metrics of an iteration, and those of the last auxiliary phase."""
         self._values.update(values)
         pairs = ((label, self._values.get(name)) for label, name in self._columns)
-        metrics = [f"{label} {_format(value)}" for label, value in pairs if value is not None]
-        if (env_steps, "  ".join(metrics)) == (self._task.completed, self._bar.metrics):
+        metrics = "  ".join(f"{label} {_format(x)}" for label, x in pairs if x is not None)
+        if (env_steps, metrics) == (self._task.completed, self._bar.metrics):
             return  # such as for the metrics of `on_end` that have no column
         self._bar.update(self._task.id, completed=env_steps)
         speed = f"{self._task.speed or 0:,.0f}"
         self._bar.update(self._task.id, speed=speed)
-        self._bar.metrics = "  ".join(metrics)
+        self._bar.metrics = metrics
         left = self._task.time_remaining
         self._line = "  ".join([
             f"{self._task.percentage:5.1f} %", f"{env_steps:,}/{self._task.total:,.0f} steps",
-            f"{speed} steps/s", *metrics, "" if left is None else f"{format_duration(left)} left",
+            f"{speed} steps/s", metrics, "" if left is None else f"{format_duration(left)} left",
         ])  # fmt: skip
         if monotonic() - self._shown_at >= _LINE_SECONDS:
             self._print_line()

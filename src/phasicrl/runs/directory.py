@@ -131,12 +131,12 @@ class RunDirectory:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
         pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
-        runs: list[RunDirectory] = []
+        runs, wanted = list[RunDirectory](), get_run_identity(config)
         for file in sorted(Path(config.output_dir).expanduser().glob(pattern)):
             if (schema := read_json(file).get("schema", SCHEMA)) != SCHEMA:
                 warnings.warn(f"{file} is skipped: schema is {schema}, not {SCHEMA}", stacklevel=2)
-            elif get_run_identity(RunDirectory(file.parent).config) == get_run_identity(config):
-                runs.append(RunDirectory(file.parent))
+            elif get_run_identity((run := RunDirectory(file.parent)).config) == wanted:
+                runs.append(run)
         return runs
 
     @property
