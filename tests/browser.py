@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-needs_chromium = pytest.mark.skipif(
-    not shutil.which("chromium"), reason="Debian's chromium is not here"
-)
+needs_chromium = pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 
 
 def in_a_browser(page: Path, probe: str, folder: Path, *, width: int, dark: bool = False) -> Any:

@@ -243,9 +243,8 @@ def test_the_help_of_an_option_and_the_page_of_tricks_share_a_source() -> None:
         for group, kind in (kinds | {"env": EnvConfig}).items()
         for name, text in get_option_docs(kind).items()
     }
-    compared = [
-        (row["source"], sentences[row["option"]]) for row in TRICKS if row["option"] in sentences
-    ]
+    found = [row for row in TRICKS if row["option"] in sentences]
+    compared = [(row["source"], sentences[row["option"]]) for row in found]
     apart = [pair for pair in compared if not named(pair[0]) & named(pair[1])]
     assert len(compared) > 40 and apart == []
 

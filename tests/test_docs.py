@@ -91,9 +91,8 @@ def anchors(text: str) -> set[str]:
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
         found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
     earlier = [found[:index].count(name) for index, name in enumerate(found)]
-    return {
-        f"{name}-{number}" if number else name for name, number in zip(found, earlier, strict=True)
-    }
+    numbered = zip(found, earlier, strict=True)
+    return {f"{name}-{number}" if number else name for name, number in numbered}
 
 
 def blocks(language: str, text: str) -> list[str]:

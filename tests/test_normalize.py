@@ -127,9 +127,8 @@ def test_moments_by_steps_are_those_of_one_update_for_each(before: int) -> None:
     """Far from zero, where a difference of squares would lose the digits."""
     generator = Generator().manual_seed(0)
     samples = 1e4 + torch.randn(3, 20, dtype=torch.float64, generator=generator)
-    one_by_one, at_once = (
-        updated(RunningMoments(), *[[9990.0, 9993.0]] * before) for _ in range(2)
-    )
+    earlier = [[9990.0, 9993.0]] * before
+    one_by_one, at_once = (updated(RunningMoments(), *earlier) for _ in range(2))
     variances = at_once.update_per_step(samples)
     expected = [updated(one_by_one, samples[:, t]).variance for t in range(20)]
     torch.testing.assert_close(variances, torch.stack(expected), rtol=1e-10, atol=0)

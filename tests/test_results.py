@@ -210,9 +210,8 @@ def write(folder: Path, name: str, *rows: str) -> None:
 def test_a_preset_says_how_it_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
     monkeypatch.setattr(result_tables, "TASKS", result_tables.TASKS[:1])
-    runs = [
-        f"cartpole-ppo,{seed},100,{value}" for seed, value in ((101, 500), (102, 100), (103, 474))
-    ]
+    values = {101: 500, 102: 100, 103: 474}
+    runs = [f"cartpole-ppo,{seed},100,{value}" for seed, value in values.items()]
     write(tmp_path, "cartpole", "preset,seed,env_steps,greedy_mean", *runs)
     _, (_, _, seeds, ppo, ppg, difference, _) = result_tables.tasks()
     assert seeds == "3" and str(ppo).endswith("least 100") and (ppg, difference) == ("–", "–")

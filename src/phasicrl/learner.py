@@ -74,10 +74,12 @@ class Learner:
         self.advantage_moments = EmaMoments(decay).to(executor.device) if decay else None
         self._previous_moments = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
-        self._networks, whole_agent = agent.param_groups(), [list[nn.Parameter](agent.parameters())]
+        self._networks = agent.param_groups()
+        whole_agent = [list[nn.Parameter](agent.parameters())]
         self._clip_groups = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
-        self.iteration, self.env_steps, self.lr_multiplier = 0, 0, 1.0
+        self.iteration, self.env_steps = 0, 0
         self.kl_coef = config.ppo.kl_penalty
+        self.lr_multiplier = 1.0
 
     @property
     def phase_number(self) -> int:
@@ -112,7 +114,8 @@ class Learner:
     def start_iteration(self) -> Record:
         """Count the iteration, apply the schedules, and return the values as metrics."""
         progress = self.env_steps / self.config.budget
-        self.scheduled = self.config.with_schedules(self.schedule, progress)
+        with self.executor.world.sync_errors("schedule"):
+            self.scheduled = self.config.with_schedules(self.schedule, progress)
         self.iteration += 1
         self.env_steps += self.config.batch_size
         self._previous_moments = copy.deepcopy(self.advantage_moments)

@@ -134,7 +134,8 @@ def _batch_moments(
     # Add an axis: a reduction over no axes would reduce all of them.
     batch, axes = batch.double().unsqueeze(0), tuple(range(num_axes + 1))
     mean = batch.mean(axes)
-    count, sum_of_squares = batch.numel() / mean.numel(), (batch - mean).square().sum(axes)
+    count = batch.numel() / mean.numel()
+    sum_of_squares = (batch - mean).square().sum(axes)
     means, sums = world.all_gather_cat(mean[None]), world.all_gather_cat(sum_of_squares[None])
     mean = means.mean(0)
     return world.size * count, mean, sums.sum(0) + count * (means - mean).square().sum(0)

@@ -203,13 +203,15 @@ def compute_targets(
     mask = None if rollout.weight is None else world.all_gather_cat(rollout.weight) > 0
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
-        whole = returns.mark_early_episodes(*flags, max_episodes=ppo.max_episodes)
+        with world.sync_errors("marking whole episodes"):
+            whole = returns.mark_early_episodes(*flags, max_episodes=ppo.max_episodes)
         mask = whole if mask is None else whole & mask
     if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
-        if not fraction:
-            text = f"ppo.num_steps is {mask.shape[1]}, and no step can be trained on (no final_obs)"
-            raise ValueError(f"{text}; expected more steps. Or return info['final_obs']")
+        with world.sync_errors("computing targets"):
+            if not fraction:
+                text = f"ppo.num_steps is {mask.shape[1]}, and no step has a target (no final_obs)"
+                raise ValueError(f"{text}; expected more steps. Or return info['final_obs']")
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
     if ppo.baseline:
@@ -221,7 +223,8 @@ def compute_targets(
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
-        advantage, unbiased = world.all_gather_cat(advantage), ppo.advantage_std == "unbiased"
+        advantage = world.all_gather_cat(advantage)
+        unbiased = ppo.advantage_std == "unbiased"
         advantage = returns.normalize_advantages(advantage, unbiased=unbiased, weight=weight)
         advantage = advantage[world.local_slice(len(advantage))]
     weight = None if weight is None else weight[world.local_slice(len(weight))]
@@ -412,7 +415,7 @@ def policy_phase(
     # rollout did, and updates them at its end. It may come later if the run is made longer.
     if not (learner.is_auxiliary_phase_due or learner.is_auxiliary_phase_left_out):
         learner.update_observation_statistics(rollout)
-    return _check_finite(executor.world.average_record(means.result())) | record | seconds
+    return _average_and_check(means.result(), executor.world) | record | seconds
 
 
 def _shuffled_minibatches(
@@ -498,7 +501,8 @@ def auxiliary_phase(
         mean = executor.world.all_gather_cat(samples.weight).mean()
         samples = dataclasses.replace(samples, weight=samples.weight / mean)
     num_minibatches = aux.num_minibatches * (last or aux.every)
-    num_used, unit = aux.num_minibatches * num_iterations, learner.config.get_minibatch_unit(aux)
+    num_used = aux.num_minibatches * num_iterations
+    unit = learner.config.get_minibatch_unit(aux)
     step = executor.make_gradient_step(
         AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.step_settings("aux")
     )
@@ -517,8 +521,8 @@ def auxiliary_phase(
     if learner.proximal is not None:
         learner.proximal.reset(agent)
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
-    means = executor.world.average_record(progress.means.result())
-    return _check_finite(means) | {"time/auxiliary": perf_counter() - start}
+    means = _average_and_check(progress.means.result(), executor.world)
+    return means | {"time/auxiliary": perf_counter() - start}
 
 
 def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
@@ -542,15 +546,17 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         rollout.value_target.copy_(target)
 
 
-def _check_finite(record: Record) -> Record:
-    """Check that the metrics of a phase are finite, and return them.
+def _average_and_check(record: Record, world: World) -> Record:
+    """Average the metrics of a phase over all processes, and return them if they are finite.
 
     Raises:
         ValueError: a loss or a gradient norm is not finite; the step was skipped.
     """
-    checked = {name: record[name] for name in record if name.endswith(("_loss", "_norm"))}
-    if bad := [name for name, value in checked.items() if not math.isfinite(value)]:
-        raise make_diverged_error(bad)
+    record = world.average_record(record)
+    bad = [x for x in record if x.endswith(("_loss", "_norm")) and not math.isfinite(record[x])]
+    with world.sync_errors("training"):  # all fail alike, and know that all can save
+        if bad:
+            raise make_diverged_error(bad)
     return record
 
 

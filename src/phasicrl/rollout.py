@@ -264,7 +264,8 @@ class PhaseBuffer:
         action_shape: tuple[int, ...], action_dtype: torch.dtype,
         state_size: int, num_actions: int | None, has_weights: bool = False, device: torch.device,
     ) -> None:  # fmt: skip
-        self.num_rollouts, self.num_filled = num_rollouts, 0
+        self.num_rollouts = num_rollouts
+        self.num_filled = 0
         self.progress: AuxiliaryProgress | None = None
 
         def zeros(

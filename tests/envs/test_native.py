@@ -24,9 +24,7 @@ pytestmark = pytest.mark.skipif(
     or importlib.util.find_spec("envpool") is None,
     reason="EnvPool on x86-64 Linux only",
 )
-needs_wheel = pytest.mark.skipif(
-    native.find_qt_folder() is None, reason="PyQt5-Qt5 is not installed"
-)
+needs_wheel = pytest.mark.skipif(native.find_qt_folder() is None, reason="needs PyQt5-Qt5")
 
 FRAMES = """
 import hashlib, numpy as np

@@ -18,24 +18,8 @@ import pytest
 from phasicrl.algorithm import resume, train
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.run import Run
+from tests.faults import harness
 from tests.faults.conftest import Fault
-from tests.faults.harness import (
-    KINDS,
-    assert_unbroken,
-    at_operation,
-    begin_or_resume,
-    finish,
-    kill_before_operation,
-    left,
-    left_behind,
-    only_run,
-    run_directory,
-    session,
-    small,
-    start,
-    start_group,
-    wait_for,
-)
 from tests.helpers import assert_same
 
 
@@ -44,16 +28,19 @@ def unbroken(kind: str) -> tuple[tuple[dict[str, Any], Any], float]:
     """Run without interruption; return what the run left, and the seconds it took."""
     folder = Path(mkdtemp())
     started = time.monotonic()
-    finish(folder, begin_or_resume, folder, kind)
+    harness.finish(folder, harness.begin_or_resume, folder, kind)
     seconds = time.monotonic() - started
-    result = left(folder), seconds
+    result = harness.left(folder), seconds
     shutil.rmtree(folder)
     return result
 
 
 @pytest.mark.parametrize(
     "kind",
-    [kind if kind == "ppg" else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS],
+    [
+        kind if kind == "ppg" else pytest.param(kind, marks=pytest.mark.long)
+        for kind in harness.KINDS
+    ],
 )
 @pytest.mark.fault("F-01", "kill -9 at a random time: the resumed run is the unbroken one", 1, 34)
 def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
@@ -62,12 +49,12 @@ def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> Non
     for number in fault:
         folder = tmp_path / str(number)
         for _ in range(2):  # what was resumed is killed as well
-            process = start(folder, begin_or_resume, folder, kind)
+            process = harness.start(folder, harness.begin_or_resume, folder, kind)
             process.join(draw.uniform(0, seconds))
             process.kill()
             process.join()
-        finish(folder, begin_or_resume, folder, kind)
-        assert_unbroken(folder, expected)
+        harness.finish(folder, harness.begin_or_resume, folder, kind)
+        harness.assert_unbroken(folder, expected)
 
 
 @pytest.mark.long
@@ -77,17 +64,17 @@ def test_killed_before_an_operation_on_the_disk(
     tmp_path: Path, kind: str, fault: Fault, is_full: bool
 ) -> None:
     expected, _ = unbroken(kind)
-    finish(tmp_path / "all", kill_before_operation, tmp_path / "all", kind, 0)
+    harness.finish(tmp_path / "all", harness.kill_before_operation, tmp_path / "all", kind, 0)
     every = range(1, int((tmp_path / "all" / "operations.txt").read_text()) + 1)
     numbers = every if is_full else random.Random(kind).sample(every, fault.wanted)
     fault.wanted = len(numbers)
     for index in fault:
         folder = tmp_path / str(index)
-        process = start(folder, kill_before_operation, folder, kind, numbers[index])
+        process = harness.start(folder, harness.kill_before_operation, folder, kind, numbers[index])
         process.join(120)
         assert process.exitcode == -signal.SIGKILL
-        finish(folder, begin_or_resume, folder, kind)
-        assert_unbroken(folder, expected)
+        harness.finish(folder, harness.begin_or_resume, folder, kind)
+        harness.assert_unbroken(folder, expected)
         shutil.rmtree(folder)
 
 
@@ -97,9 +84,9 @@ def test_a_disk_that_refuses_an_operation(
     tmp_path: Path, code: int, fault: Fault, is_full: bool
 ) -> None:
     """Refused is one operation after the first iteration; the run ends as it would have."""
-    config = small(tmp_path / "all", "ppg", total_env_steps=6 * 64)
+    config = harness.small(tmp_path / "all", "ppg", total_env_steps=6 * 64)
     counts: list[int] = []
-    with at_operation(0, print) as done:
+    with harness.at_operation(0, print) as done:
         run = train(config, callbacks=lambda *_: counts.append(len(done)))
     expected = run.agent.state_dict()
     every = range(counts[0] + 1, len(done) + 1)
@@ -112,16 +99,16 @@ def test_a_disk_that_refuses_an_operation(
     for index in fault:
         folder = tmp_path / str(index)
         try:
-            with at_operation(numbers[index], refuse):
-                train(small(folder, "ppg", total_env_steps=6 * 64))
+            with harness.at_operation(numbers[index], refuse):
+                train(harness.small(folder, "ppg", total_env_steps=6 * 64))
         except OSError:  # a file of the log, or the last checkpoint: what is on the disk is whole
-            resume(only_run(folder).path)
-        assert_same(only_run(folder).weights(), expected)
+            resume(harness.only_run(folder).path)
+        assert_same(harness.only_run(folder).weights(), expected)
         shutil.rmtree(folder)
 
 
 def num_checkpoints(folder: Path) -> int:
-    return len(RunDirectory(path).checkpoints) if (path := run_directory(folder)) else 0
+    return len(RunDirectory(path).checkpoints) if (path := harness.run_directory(folder)) else 0
 
 
 def train_until_stopped(folder: Path) -> None:
@@ -132,23 +119,23 @@ def train_until_stopped(folder: Path) -> None:
             (folder / "waits").touch()
             time.sleep(600)
 
-    train(small(folder, "ppg", **{"checkpoint.every_minutes": None}), callbacks=wait)
+    train(harness.small(folder, "ppg", **{"checkpoint.every_minutes": None}), callbacks=wait)
 
 
 def test_sigterm_saves_ends_with_75_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     expected, _ = unbroken("ppg")
-    process = start(tmp_path, train_until_stopped, tmp_path)
-    wait_for((tmp_path / "waits").exists)
+    process = harness.start(tmp_path, train_until_stopped, tmp_path)
+    harness.wait_for((tmp_path / "waits").exists)
     process.terminate()
     process.join(120)
     assert process.exitcode == 75
-    assert [at.name for at in only_run(tmp_path).checkpoints] == ["step-000000000640"]
-    finish(tmp_path, begin_or_resume, tmp_path, "ppg")
-    assert_unbroken(tmp_path, expected)
+    assert [at.name for at in harness.only_run(tmp_path).checkpoints] == ["step-000000000640"]
+    harness.finish(tmp_path, harness.begin_or_resume, tmp_path, "ppg")
+    harness.assert_unbroken(tmp_path, expected)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", harness.KINDS)
 @pytest.mark.fault("F-07", "SIGTERM at a random time: a checkpoint, then 75", 1, 17)
 def test_a_signal_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
     expected, seconds = unbroken(kind)
@@ -156,14 +143,14 @@ def test_a_signal_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> N
     for number in fault:
         for attempt in range(1, 21):  # each time sooner
             folder = tmp_path / f"{number}-{draw.random()}"
-            process = start(folder, begin_or_resume, folder, kind)
-            wait_for(lambda at=folder: num_checkpoints(at) > 0)
+            process = harness.start(folder, harness.begin_or_resume, folder, kind)
+            harness.wait_for(lambda at=folder: num_checkpoints(at) > 0)
             time.sleep(draw.uniform(0, 0.7 * seconds / attempt))
             process.terminate()
             process.join(60)
             newest = "step-000000000000"  # unless it was still starting, and removed its directory
             if num_checkpoints(folder):
-                newest = only_run(folder).checkpoints[-1].name
+                newest = harness.only_run(folder).checkpoints[-1].name
             if process.exitcode == 75 or not newest.endswith("0768"):
                 break  # else it was done before
         else:
@@ -171,8 +158,8 @@ def test_a_signal_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> N
         said = (folder / "errors.txt").read_text()
         if newest != "step-000000000000":  # else it had not begun to listen, or to train
             assert process.exitcode == 75, (newest, said)
-        finish(folder, begin_or_resume, folder, kind)
-        assert_unbroken(folder, expected)
+        harness.finish(folder, harness.begin_or_resume, folder, kind)
+        harness.assert_unbroken(folder, expected)
 
 
 @pytest.mark.long
@@ -191,22 +178,23 @@ def test_a_signal_to_a_group(tmp_path: Path, sent: list[str], code: int, fault: 
     for number in fault:
         for attempt in range(1, 21):  # each time sooner
             folder = tmp_path / f"{number}-{draw.random()}"
-            process = start_group(folder, "ppg")
-            wait_for(lambda at=folder: num_checkpoints(at) > 1)
+            process = harness.start_group(folder, "ppg")
+            harness.wait_for(lambda at=folder: num_checkpoints(at) > 1)
             time.sleep(draw.uniform(0, 0.3 * seconds / attempt))
             for name in sent:
                 os.killpg(process.pid, signal.Signals[name])
                 time.sleep(draw.uniform(0, 0.02))
             ended = process.wait(60)
-            if ended == code or not only_run(folder).checkpoints[-1].name.endswith("0768"):
+            if ended == code or not harness.only_run(folder).checkpoints[-1].name.endswith("0768"):
                 break  # else it was done before
         else:
             pytest.fail("each time it was done before the signal came")
         assert ended == code, (folder / "errors.txt").read_text()
-        wait_for(lambda leader=process.pid: not session(leader))
+        harness.wait_for(lambda leader=process.pid: not harness.session(leader))
         more = set(shared.glob("*")) - before
-        wait_for(
-            lambda more=more: not left_behind(more), instead=lambda more=more: left_behind(more)
+        harness.wait_for(
+            lambda more=more: not harness.left_behind(more),
+            instead=lambda more=more: harness.left_behind(more),
         )
-        finish(folder, begin_or_resume, folder, "ppg")
-        assert_unbroken(folder, expected)
+        harness.finish(folder, harness.begin_or_resume, folder, "ppg")
+        harness.assert_unbroken(folder, expected)

@@ -315,6 +315,27 @@ def test_a_failure_after_a_signal_is_saved_and_reported(
     assert only_run(tmp_path).checkpoints[-1].name.endswith("000000000320")
 
 
+def train_alike(folder: Path, kind: str) -> None:
+    """Train a run of which the fifth iteration fails in all processes alike."""
+
+    def on_iteration(run: Run, _: object) -> None:
+        if run.iteration == 4 and kind == "diverges":
+            torch.nn.init.constant_(run.agent.value_head.bias, 1e30)
+
+    config = small(folder, "ppo", **{"compute.rank_timeout": 20.0, "checkpoint.every_minutes": 60})
+    schedule = (lambda share: {"ppo.clip": 0.2 - 0.7 * share}) if kind == "schedule" else None
+    with exiting():
+        train(config, callbacks=on_iteration, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("diverges", 3), pytest.param("schedule", 2, marks=pytest.mark.long)]
+)
+def test_an_error_of_all_keeps_the_last_iteration(tmp_path: Path, kind: str, code: int) -> None:
+    assert ended(start_ranks(tmp_path, 2, train_alike, tmp_path, kind)) == [code, code]
+    assert only_run(tmp_path).checkpoints[-1].name == "step-000000000256"
+
+
 def train_and_call(folder: Path) -> None:
     """Train with a callback that fails in one process."""
 

@@ -18,16 +18,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, RewardNormConfig
 from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
 from phasicrl.training.run import Run
-from tests.helpers import (
-    Levers,
-    assert_same,
-    assert_same_run,
-    rows_of,
-    skip_without_envpool,
-    stop_at,
-    tiny,
-    tiny_aux,
-)
+from tests import helpers
 
 
 def epoch_rows(directory: Path) -> list[dict[str, Any]]:
@@ -76,11 +67,11 @@ class Hidden(Drawing):
 
 def assert_unbroken(config: Config, tmp_path: Path, stops: tuple[int, ...], **own: Any) -> None:
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), **own)
-    run = train(config, **own, callbacks=stop_at(stops[0]))
+    run = train(config, **own, callbacks=helpers.stop_at(stops[0]))
     for stop in (*stops[1:], 10**9):
-        run = resume(run.directory, **own, callbacks=stop_at(stop))
-    assert len(rows_of(run.files)) == config.num_iterations
-    assert_same_run(run, unbroken)
+        run = resume(run.directory, **own, callbacks=helpers.stop_at(stop))
+    assert len(helpers.rows_of(run.files)) == config.num_iterations
+    helpers.assert_same_run(run, unbroken)
 
 
 LSTM = {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"}
@@ -89,21 +80,22 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
     "draws-in-steps": (Drawing, {}),
     # Final observations keep their value, in a scale of rewards that moves.
     "new-targets": (CutOff, NEW_TARGETS),
-    "masks-and-numbers": (partial(Levers, discrete=False, masked=True), {}),
-    "masks-and-memory": (partial(Levers, masked=True), LSTM),
+    "masks-and-numbers": (partial(helpers.Levers, discrete=False, masked=True), {}),
+    "masks-and-memory": (partial(helpers.Levers, masked=True), LSTM),
 }
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_with_environments_of_ones_own(tmp_path: Path, name: str) -> None:
     make_env, changes = OWN[name]
-    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=256).with_updates(changes)
+    aux = helpers.tiny_aux(every=3)
+    config = helpers.tiny(tmp_path, aux=aux, total_env_steps=256).with_updates(changes)
     assert_unbroken(config, tmp_path, (2, 5), make_env=make_env)
 
 
 @pytest.mark.long
 def test_with_environments_in_processes(tmp_path: Path) -> None:
-    config = tiny(tmp_path, total_env_steps=128).with_updates(
+    config = helpers.tiny(tmp_path, total_env_steps=128).with_updates(
         {"env.vectorization": "async", "env.num_envs": 2, "ppo.num_steps": 16}
     )
     assert_unbroken(config, tmp_path, (2,), make_env=Drawing)
@@ -120,9 +112,9 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
 )
 def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> None:
     if env_id.startswith("envpool"):
-        skip_without_envpool()
+        helpers.skip_without_envpool()
     config = replace(
-        tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=512),
+        helpers.tiny(tmp_path, aux=helpers.tiny_aux(every=3), total_env_steps=512),
         env=EnvConfig(id=env_id, num_envs=4),
     )
     assert_unbroken(config.with_updates({"ppo.num_steps": 16} | changes), tmp_path, (3,))
@@ -130,9 +122,9 @@ def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> N
 
 @pytest.mark.long
 def test_with_a_game_of_procgen(tmp_path: Path) -> None:
-    skip_without_envpool()
+    helpers.skip_without_envpool()
     config = replace(
-        tiny(tmp_path, aux=tiny_aux(every=2), total_env_steps=1024),
+        helpers.tiny(tmp_path, aux=helpers.tiny_aux(every=2), total_env_steps=1024),
         env=EnvConfig(id="procgen:starpilot", num_envs=4, distribution="easy"),
     )
     small = {
@@ -145,8 +137,8 @@ def test_with_a_game_of_procgen(tmp_path: Path) -> None:
 def test_environments_without_replay_are_reported_and_start_new_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tiny(tmp_path).with_updates({"log.console": "plain"})
-    run = train(config, make_env=Hidden, callbacks=stop_at(2))
+    config = helpers.tiny(tmp_path).with_updates({"log.console": "plain"})
+    run = train(config, make_env=Hidden, callbacks=helpers.stop_at(2))
     again = resume(run.directory, make_env=Hidden)
     assert again.env_steps == 128 and again.envs_since == 64
     assert "environments start new episodes" in capsys.readouterr().out
@@ -172,7 +164,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """A run stopped before or between epochs resumes with the next epoch: none is repeated."""
-    config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
+    config = helpers.tiny(tmp_path, aux=helpers.tiny_aux(every=2, epochs=3), total_env_steps=256)
     config = config.with_updates({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
     checkpoint, at = Run.snapshot_and_maybe_save, config.aux.every
@@ -193,7 +185,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     for epoch in (0, 1):
         name = f"step-{at * config.batch_size:012d}-aux-{epoch:03d}"
         assert RunDirectory(directory).checkpoints[-1].name == name
-        assert len(rows_of(RunDirectory(directory))) == at - 1
+        assert len(helpers.rows_of(RunDirectory(directory))) == at - 1
         with pytest.raises(_Stop):
             resume(directory, make_env=Drawing)
     run = resume(directory, make_env=Drawing)
@@ -202,7 +194,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     row = run.files.metrics()[at - 1]
     parts = [row[f"time/{part}"] for part in ("rollout", "policy", "value", "auxiliary")]
     assert parts[0] > 0 and sum(parts) <= row["time/total"]
-    assert_same_run(run, unbroken)
+    helpers.assert_same_run(run, unbroken)
     assert epoch_rows(run.directory) == epoch_rows(unbroken.directory)
 
 
@@ -210,7 +202,7 @@ def test_rows_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     tmp_path: Path,
 ) -> None:
     """The iteration's end has the same clock, and its row is there; its checkpoint is not."""
-    config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
+    config = helpers.tiny(tmp_path, aux=helpers.tiny_aux(every=2, epochs=3), total_env_steps=256)
     config = config.with_updates({"checkpoint.every_minutes": 0.0, "checkpoint.keep": 1000})
     run = train(config, make_env=Drawing)
     names = [path.name for path in run.files.checkpoints]
@@ -218,23 +210,23 @@ def test_rows_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     assert [name for name in names if name.startswith(steps)] == [
         f"{steps}-aux-000", f"{steps}-aux-001", f"{steps}-aux-002", steps
     ]  # fmt: skip
-    before = rows_of(run.files)
+    before = helpers.rows_of(run.files)
     for name in names[names.index(f"{steps}-aux-002") :]:
         shutil.rmtree(run.files.checkpoint_folder / name)
-    assert_same(rows_of(resume(run.directory, make_env=Drawing).files), before)
+    helpers.assert_same(helpers.rows_of(resume(run.directory, make_env=Drawing).files), before)
 
 
 def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path: Path) -> None:
     """Two value epochs, then a policy epoch; after every second iteration three auxiliary ones."""
-    aux = tiny_aux(every=2, epochs=3, learning_rate=1e-4)
-    config = tiny(tmp_path, aux=aux, total_env_steps=128).with_updates(
+    aux = helpers.tiny_aux(every=2, epochs=3, learning_rate=1e-4)
+    config = helpers.tiny(tmp_path, aux=aux, total_env_steps=128).with_updates(
         {"ppo.value_epochs": 2, "ppo.value_learning_rate": 1e-3, "log.epochs": True}
     )
     plain = config.with_updates({"log.epochs": False, "output_dir": str(tmp_path / "plain")})
     run, other = train(config, make_env=Drawing), train(plain, make_env=Drawing)
-    assert rows_of(run.files) == rows_of(other.files)
+    assert helpers.rows_of(run.files) == helpers.rows_of(other.files)
     assert not (other.directory / EPOCHS_FILE).exists()
-    rows, metrics = epoch_rows(run.directory), rows_of(run.files)
+    rows, metrics = epoch_rows(run.directory), helpers.rows_of(run.files)
     phase = [("value", 1), ("value", 2), ("policy", 3)]
     auxiliary = [("aux", 1), ("aux", 2), ("aux", 3)]
     expected = [phase, [*phase, *auxiliary], phase, phase]  # none after the last policy phase

@@ -80,9 +80,8 @@ def collect(
     kind: type[Collector], simulator: Any, memory: Any, value_path: ValuePath, compiled: bool,
 ) -> tuple[dict[str, Tensor], Collector, list[str]]:  # fmt: skip
     """Collect three rollouts with equal weights and seeds."""
-    envs = make_envs(
-        EnvConfig(id="simulated", num_envs=B), seed=1, make_vector_env=lambda _: simulator(B)
-    )
+    env = EnvConfig(id="simulated", num_envs=B)
+    envs = make_envs(env, seed=1, make_vector_env=lambda _: simulator(B))
     config = ModelConfig(
         encoder="mlp", hidden_sizes=(16,), memory=memory, memory_size=8, value_path=value_path,
         policy_head_scale=1.0, value_head_scale=1.0,

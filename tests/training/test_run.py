@@ -136,11 +136,8 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
 }  # fmt: skip
 
 
-AUXES = {
-    "ppo": None,
-    "ppg": tiny_aux(every=3),
-    "ppg-one-adam": tiny_aux(every=3, optimizer="shared"),
-}
+SHARED = tiny_aux(every=3, optimizer="shared")
+AUXES = {"ppo": None, "ppg": tiny_aux(every=3), "ppg-one-adam": SHARED}
 PLACES = [
     ("plain", "ppo", 4), ("lstm", "ppo", 4), *((name, "ppg", 4) for name in UNBROKEN),
     ("plain", "ppg-one-adam", 4), ("lstm", "ppg", 2), ("lstm", "ppg", 6),

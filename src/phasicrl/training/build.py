@@ -329,7 +329,7 @@ def check_divisible_by_ranks(config: Config, world: World) -> None:
         rule = f"a multiple of the {world.size} processes"
         raise ValueError(f"env.num_envs is {config.env.num_envs}; expected {rule}")
     try:
-        config.with_updates({"env.num_envs": num_envs})
+        config.with_updates({"env.num_envs": num_envs, "ppo.advantage_norm": "none"})
     except ValueError as error:
         raise ValueError(f"in each process of {world.size}: {error}") from None
 

@@ -171,8 +171,8 @@ class Run:
         """Fill a rollout, count its environment steps, and return the rollout."""
         self._iteration_started = time.perf_counter()
         self.show("rollout")
-        is_first = self.learner.updates_obs_norm_before_targets
-        self.collector.collect(rollout, updates_obs_norm_before_targets=is_first)
+        before_targets = self.learner.updates_obs_norm_before_targets
+        self.collector.collect(rollout, updates_obs_norm_before_targets=before_targets)
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - self._iteration_started
         return rollout
@@ -252,8 +252,9 @@ class Run:
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
             self.snapshot_and_maybe_save()
-        goal, seen = self.config.stop_at_return, self.collector.episodes
-        is_solved = goal is not None and seen.is_full and seen.recent_mean_return >= goal
+        goal, episodes = self.config.stop_at_return, self.collector.episodes
+        mean = episodes.recent_mean_return
+        is_solved = goal is not None and episodes.is_full and mean >= goal
         return self.world.any_rank(is_solved or any(answers))
 
     def _write_metrics(self) -> None:

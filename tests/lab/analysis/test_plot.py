@@ -67,9 +67,8 @@ THIN = "thin: single runs; band: "
 def test_the_legend_has_runs_and_bands(curves: list[Curve], lines: list[str], title: str) -> None:
     figure = draw_curves(curves, "return", None)
     (legend,) = figure.legends
-    assert any(line.get_alpha() for panel in figure.axes for line in panel.lines) == (
-        "thin" in title
-    )
+    has_thin_lines = any(line.get_alpha() for panel in figure.axes for line in panel.lines)
+    assert has_thin_lines == ("thin" in title)
     assert [entry.get_text() for entry in legend.get_texts()] == lines
     assert legend.get_title().get_text() == title
 

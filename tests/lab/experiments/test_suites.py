@@ -161,14 +161,12 @@ def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_suite_writes_rows_and_a_figure_and_repeats_no_run(tmp_path: Path) -> None:
     found, trained = run(tmp_path, seeds=(101, 102))
     task = "gymnasium:CartPole-v1"
-    wanted = [
-        (task, arm, "2048", seed) for seed in ("101", "102") for arm in ("clipping", "KL penalty")
-    ]
+    arms = ("clipping", "KL penalty")
+    wanted = [(task, arm, "2048", seed) for seed in ("101", "102") for arm in arms]
     assert trained == wanted and all(file.is_file() for file in found.files)
     rows = read_csv(tmp_path / "fig6-small.csv")
-    assert sorted((row["arm"], row["seed"]) for row in rows) == sorted(
-        (key[1], key[3]) for key in wanted
-    )
+    pairs = sorted((row["arm"], row["seed"]) for row in rows)
+    assert pairs == sorted((key[1], key[3]) for key in wanted)
     (directory,) = (
         there.path for there in map(RunDirectory, (tmp_path / "runs").iterdir())
         if there.config.seed == 102 and there.config.ppo.clip is None

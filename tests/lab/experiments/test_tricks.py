@@ -83,6 +83,5 @@ def test_members_of_a_set_need_no_normalization_but_masks_are_a_rung(mode: Mode)
 def test_rewards_are_not_normalized_on_any_rung() -> None:
     base = get_preset("pendulum-ppo")
     assert base.reward_norm.per != "none"
-    assert all(
-        config.reward_norm.per == "none" for _, config in make_arms_for_env(base, make_trick_arms)
-    )
+    arms = make_arms_for_env(base, make_trick_arms)
+    assert all(config.reward_norm.per == "none" for _, config in arms)

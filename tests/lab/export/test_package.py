@@ -252,6 +252,5 @@ def test_the_commands_of_a_page_name_what_they_need(run: Path) -> None:
     assert "evaluate . --import mine\n" in text and "--from config.json --import mine\n" in text
     text = make_page(config, make_env="mine:f", make_head="mine:h")
     assert "phasicrl.evaluate('.', make_env=…, make_head=…)" in text and "mine:f, mine:h" in text
-    assert "phasicrl train" not in text and "phasicrl train" not in make_page(
-        config, make_env="__main__:f"
-    )
+    page = make_page(config, make_env="__main__:f")
+    assert "phasicrl train" not in text and "phasicrl train" not in page
