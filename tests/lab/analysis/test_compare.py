@@ -42,6 +42,9 @@ def test_the_score_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
     slow = bootstrap_mean_interval(result.scores)
     near = 0.02 * (slow[1] - slow[0])
     assert (result.mean.low, result.mean.high) == pytest.approx(slow, abs=near)
+    paths: Any = map(str, make_runs(tmp_path / "long", [0.0, 1.0] * 1000))
+    (long,) = compare_runs(list(paths)).results
+    assert long.scores == (0.5,), "of all rows, not of those that a figure shows"
 
 
 def test_all_are_compared_where_the_shortest_ends(runs: list[Path]) -> None:
@@ -124,7 +127,9 @@ def test_when_each_run_reaches_a_target(
     tmp_path: Path, curves: list[Any], target: float, reached: tuple[float, ...], median: float
 ) -> None:
     runs = [make_run(tmp_path / str(i), each, seed=i) for i, each in enumerate(curves)]
-    (result,) = compare_runs(runs, target=target).results
+    other = make_run(tmp_path / "other", [(100, 0.0), (10**6, 200.0)], name="other")
+    result, late = compare_runs([*runs, other], target=target).results
+    assert late.reached == (inf,), "as many steps as the others"
     assert result.reached == reached
     assert result.reaches is not None and result.reaches.value == median
 
@@ -139,7 +144,7 @@ def test_steps_to_a_target_are_in_the_table_and_in_the_file(
     """Three of five reach it by 400. Of resampled medians 5.8 % are 200, and 5.8 % are none."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("COLUMNS", "200")
-    output, file = tmp_path / "made" / "beside.csv", tmp_path / "comparison.json"
+    output, file = tmp_path / "made" / "beside.csv", tmp_path / "b" / "comparison.json"
     words = ("--target", 5, "--output", output, "--json", file)
     assert compare(*make_runs(tmp_path, *CLIMBS), *words) == 0
     (result,) = json.loads(file.read_text())["results"]
@@ -232,6 +237,9 @@ def test_the_command_fails_where_a_bound_is_missed(
     assert "demo on procgen:starpilot (easy) is 5; expected at least 5.1" in error
     assert "0.51 of theirs (published) 10" in error
     assert compare(*runs, "--share-of-reference", 1) == 2
+    other = make_runs(runs[0].parent / "other", [9.0], env="gymnasium:CartPole-v1")
+    assert compare(*other, *words, "--share-of-reference", 0.1) == 1
+    assert "CartPole-v1 has no published result; expected one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("share", "missed"), [(0.95, []), (0.97, ["-103"]), (1.03, ["-97"])])
@@ -320,7 +328,8 @@ def test_an_experiment_has_one_name_on_every_environment(tmp_path: Path) -> None
     found = compare_runs(runs)
     assert [result.label for result in found.results] == ["lr 3e-4", "lr 1e-3", "lr 1e-3"]
     assert [one.label for one in found.overall] == ["lr 1e-3"]
-    assert found.notes == ("all runs are of demo",)
+    lacking = "lr 3e-4 lacks an environment: not in the measures"
+    assert found.notes == ("all runs are of demo", lacking)
 
 
 def test_more_than_ten_experiments_are_compared_with_the_first(tmp_path: Path) -> None:

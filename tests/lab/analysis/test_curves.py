@@ -188,7 +188,7 @@ def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
     (sweep / "s2-02" / "runs" / "run" / "metrics.jsonl").write_text("")
     with pytest.warns(UserWarning) as warned:
         rows = read_csv(plot_runs([sweep], output=tmp_path / "curves")[2])
-        comparison = compare_runs([sweep], output=tmp_path / "scores")
+        comparison = compare_runs([sweep], output=tmp_path / "scores", at_least=1.0)
         assert write_report([sweep]) == sweep / "report.html"
     page = (sweep / "report.html").read_text(encoding="utf-8")
     texts = [str(each.message) for each in warned]
@@ -200,6 +200,7 @@ def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
     scores = {result.label: result.mean.value for result in comparison.results}
     assert scores == {f"clip {0.1 + 0.025 * i:.3g}": pytest.approx(3 * i) for i in range(1, 13)}
     assert "not compared: clip 0.1 (no episode ended)" in comparison.notes
+    assert comparison.missed[0].startswith("clip 0.1 (no episode ended) has no score")
     assert page.count("Too few iterations for a diagnosis") == 38 == page.count("</h3>") // 3
     assert "<h1>38 runs of demo on procgen:starpilot (easy)</h1>" in page
     assert "1. clip 0.1, seed 1</h3>" in page and "38. clip 0.4, seed 3</h3>" in page

@@ -156,6 +156,10 @@ def test_unsuitable_references_are_refused(tmp_path: Path, monkeypatch: pytest.M
             read_reference_curves(own_curve(file, header=header), RETURN, ends=ends)
     with pytest.raises(ValueError, match="has no rows"):
         read_reference_curves(own_curve(file), RETURN, ends=ends)
+    with pytest.raises(ValueError, match=r"theirs.csv: .*'2,000'; expected a number"):
+        read_reference_curves(own_curve(file, '100,1,"2,000",3'), RETURN, ends=ends)
+    own_curve(file, "10,1,2,3", "20,1,,3", header="\ufeffstep,low,mean,high")
+    assert read_reference_curves(file, RETURN, ends=ends)[0].mean.tolist() == [2], "no blank one"
     with pytest.raises(ValueError, match="one curve; expected runs of one environment"):
         read_reference_curves(file, RETURN, ends=ends | {Task("procgen:heist", "easy"): 1.0})
     with pytest.raises(FileNotFoundError, match=r"zoos; .* \(easy\) baselines-easy, .*, made$"):

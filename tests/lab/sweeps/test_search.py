@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,14 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
             assert reported[steps[-1]] < sorted(others)[len(others) // 2]
     scores = [x.score for x in sweep.get_trial_statuses(folder) if x.state == "complete"]
     assert max(filter(None, scores)) == study.best_value
+
+
+def test_a_seed_without_a_return_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Returns(monkeypatch)
+    scores = {1: 4.0, 2: math.nan, 3: 5.0, 4: 6.0}
+    monkeypatch.setattr(module, "_train_until", lambda config, _: scores[config.seed])
+    folder = written(tmp_path / "search", search_of(tmp_path, (1, 2, 3, 4), 1), 1)
+    assert trained(folder, 0) == "fail"
 
 
 @pytest.mark.parametrize("at", [(2, 768), (1, 1152), (2, 1536)])

@@ -68,6 +68,8 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
     assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
     assert grid.make_grid(base, {}) == [(base.name, base)]
+    with pytest.raises(ValueError, match="policy_precision has 2 values; expected one"):
+        grid.make_grid(base, {"compute.policy_precision": ["fp32", "bf16"]})
 
 
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ def compare_runs(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
     missed = _list_missed_bounds(comparison.results, at_least, share_of_reference)
+    if at_least is not None or share_of_reference is not None:
+        missed += [f"{label} has no score; expected finished episodes" for label in endless]
     files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
@@ -183,6 +185,7 @@ def compare_runs(
     notes = (*comparison.notes, *(f"not compared: {label}" for label in endless))
     comparison = replace(comparison, missed=tuple(missed), files=tuple(files), notes=notes)
     if json is not None:
+        json.parent.mkdir(parents=True, exist_ok=True)
         write_json(json, asdict(comparison))
     return comparison
 
@@ -220,6 +223,8 @@ def compare_curves(
             notes.append(f"{task} is compared {where}; its longest run has {longest:,.0f}")
         results += [_score_curve(curve, at, target) for curve in task_curves]
     overall = tuple(_measure_overall(_collect_scores(results), units))
+    lacking = {result.name for result in results} - {each.label for each in overall}
+    notes += [f"{name} lacks an environment: not in the measures" for name in sorted(lacking)]
     return Comparison(metric, units, tuple(results), overall, (), (), target, tuple(notes))
 
 
@@ -245,30 +250,25 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> l
 
 def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
     """Score the runs of a curve up to `at` steps, and the steps at which they reach a target."""
-    scores = tuple(map(float, _score_runs(curve, at)))
+    # Recorded rows: thinned or interpolated ones have other means, and reach a target elsewhere.
+    points = curve.points or [(curve.steps, run) for run in curve.runs]
+    scores = tuple(_score_run(x, y, curve, at) for x, y in points)
     mean = estimate([[score] for score in scores], MEASURES["mean"])
     result = TaskResult(curve.label, *curve.task, curve.published, int(at), scores, mean)
     if target is None or curve.is_one_number:
         return result
-    # Recorded rows, since interpolated ones would reach the target at other steps.
-    points, end = curve.points or [(curve.steps, run) for run in curve.runs], curve.steps[-1]
-    reached = tuple(
-        measures.steps_to_target(steps[steps <= end], values[steps <= end], target)
-        for steps, values in points
-    )
+    reached = tuple(measures.steps_to_target(x[x <= at], y[x <= at], target) for x, y in points)
     return replace(result, reached=reached, reaches=measures.median_steps_to_target(reached))
 
 
-def _score_runs(curve: Curve, at: float) -> Array:
-    """Average each run over the last tenth of the steps up to `at`, or interpolate it there."""
+def _score_run(steps: Array, values: Array, curve: Curve, at: float) -> float:
+    """Average a run over the last tenth of the steps up to `at`, or interpolate it there."""
     end = find_score_end(curve.steps, at)
     if curve.steps[0] > end:
         start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
         raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")
-    late = (curve.steps <= end) & (curve.steps > (1 - FINAL_SHARE) * at)
-    if late.any():
-        return curve.runs[:, late].mean(axis=1)
-    return np.array([np.interp(at, curve.steps, run) for run in curve.runs])
+    late = values[(steps > (1 - FINAL_SHARE) * at) & (steps <= end)]
+    return float(late.mean() if len(late) else np.interp(at, steps, values))
 
 
 def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
@@ -280,7 +280,7 @@ def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
     if units == "raw":
         return curve
     name, game = units.removeprefix("procgen-"), curve.task.env_id.rpartition(":")[2].lower()
-    bounds = measures.PROCGEN_BOUNDS[name]
+    bounds = measures.PROCGEN_BOUNDS.get(name, {})
     if game not in bounds or curve.task.distribution not in ("", name.removesuffix("-paper")):
         raise ValueError(
             f"units is {units}; expected raw, or units with bounds of {curve.task}. "
@@ -296,18 +296,15 @@ def _list_missed_bounds(
     """List means of ours below a bound or below a fraction of a published mean."""
     missed = []
     for ours in (result for result in results if not result.published):
-        bounds = [] if least is None else [(least, "")]
-        for theirs in results:
-            if share is not None and theirs.published and theirs.task == ours.task:
-                # Below zero, a share of 0.95 is 5 % lower, not higher.
-                value = theirs.mean.value - (1 - share) * abs(theirs.mean.value)
-                bounds.append((value, f" ({share:g} of {theirs.name} {theirs.mean.value:.4g})"))
-        missed += [
-            f"{ours.label} on {ours.task} is {ours.mean.value:.4g}; expected at least "
-            f"{bound:.4g}{why}"
-            for bound, why in bounds
-            if ours.mean.value < bound
-        ]
+        bounds, name = [] if least is None else [(least, "")], f"{ours.label} on {ours.task}"
+        if share is not None:
+            published = [each for each in results if each.published and each.task == ours.task]
+            missed += [] if published else [f"{name} has no published result; expected one"]
+            # Below zero, a share of 0.95 is 5 % lower, not higher.
+            bounds += [(mean - (1 - share) * abs(mean), f" ({share:g} of {theirs.name} {mean:.4g})")
+                       for theirs in published for mean in [theirs.mean.value]]  # fmt: skip
+        missed += [f"{name} is {ours.mean.value:.4g}; expected at least {bound:.4g}{why}"
+                   for bound, why in bounds if ours.mean.value < bound]  # fmt: skip
     return missed
 
 

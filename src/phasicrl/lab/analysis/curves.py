@@ -180,7 +180,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
         ValueError: `runs` is empty, a folder is not a run directory, no run has data for `metric`,
             or runs of one experiment share no steps.
     """
-    runs = expand_sweeps([path.expanduser().resolve() for path in paths])
+    runs = expand_sweeps([Path(path).expanduser().resolve() for path in paths])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]
     if len(lacking) == len(points):

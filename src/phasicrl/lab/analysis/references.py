@@ -144,13 +144,17 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
             f"reference is {path}, one curve; expected runs of one environment, not of {len(ends)}"
         )
     ((task, end),) = ends.items()
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if absent := sorted({*_CSV_COLUMNS} - {*(reader.fieldnames or ())}):
             raise ValueError(
                 f"{path} has no column {', '.join(absent)}; expected {', '.join(_CSV_COLUMNS)}"
             )
-        rows = sorted([float(row[name] or "nan") for name in _CSV_COLUMNS] for row in reader)
+        try:
+            rows = [[float(row[name] or "nan") for name in _CSV_COLUMNS] for row in reader]
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}; expected a number") from None
+    rows = sorted(row for row in rows if np.isfinite(row[::2]).all())  # with a step and a mean
     steps, low, mean, high = np.array(rows).reshape(-1, len(_CSV_COLUMNS)).T
     seen = _select_steps(str(path), task, steps, end)
     return Curve(

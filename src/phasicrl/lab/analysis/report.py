@@ -22,14 +22,8 @@ import numpy as np
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.config_io import atomic_write
-from phasicrl.lab.analysis.curves import (
-    Array,
-    Points,
-    expand_sweeps,
-    extract_points,
-    read_labeled_runs,
-    smooth,
-)
+from phasicrl.lab.analysis import curves
+from phasicrl.lab.analysis.curves import Array, Points
 from phasicrl.lab.analysis.diagnosis import MIN_VALUES, Finding, diagnose
 from phasicrl.lab.analysis.plot import MAX_CURVES, extend_colors, format_steps, require_matplotlib
 from phasicrl.presets import PRESETS
@@ -93,7 +87,7 @@ class _ReportedRun:
 
     def points(self, metric: str) -> Points:
         """Return the steps and values of a metric in the rows where the metric is finite."""
-        return extract_points(self.rows, metric)
+        return curves.extract_points(self.rows, metric)
 
     def _sum_times(self, *times: str) -> float:
         return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
@@ -177,15 +171,15 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     """
     jinja2 = import_optional("jinja2", "reports need jinja2")
     require_matplotlib()
-    runs = list(dict.fromkeys(run.expanduser().resolve() for run in runs))
-    path = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
+    runs = list(dict.fromkeys(Path(run).expanduser().resolve() for run in runs))
+    path = Path(output or (runs[0] / REPORT_FILE if len(runs) == 1 else REPORT_FILE))
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name with the ending .html")
     for run in runs:  # which may come from somebody else
         RunDirectory(run).reject_special_files()
-    for run in (found := expand_sweeps(runs)):
+    for run in (found := curves.expand_sweeps(runs)):
         RunDirectory(run).reject_special_files()
-    labeled_runs = read_labeled_runs(found)
+    labeled_runs = curves.read_labeled_runs(found)
     has_tasks = len({each.task for each in labeled_runs.values()}) > 1
     subjects: list[_ReportedRun] = []
     for run, each in labeled_runs.items():
@@ -259,7 +253,7 @@ def _draw_figure(series: Sequence[tuple[int, Points]], window: int, limits: Arra
             count = len(points[0])
             drawn = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)
             for (steps, values), width, alpha in (
-                (points, 0.6, 0.5), (smooth(points, window), 1.6, 1.0)
+                (points, 0.6, 0.5), (curves.smooth(points, window), 1.6, 1.0)
             ):  # fmt: skip
                 style: Any = {"color": f"#04{index:04x}", "linewidth": width, "alpha": alpha}
                 axes.plot(steps[drawn], values[drawn], "o" * (count == 1), **style)

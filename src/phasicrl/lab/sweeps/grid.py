@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import Config
-from phasicrl.config import format_value, require_imported_modules
+from phasicrl.config import EXECUTION_OPTIONS, format_value, require_imported_modules
 from phasicrl.config_io import write_json
 from phasicrl.runs.directory import RunDirectory
 
@@ -42,8 +42,13 @@ def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[s
     """Make an arm, name and configuration, for each combination of values, see `make_arm`.
 
     Raises:
-        ValueError: see `make_arm`; or the module of an environment is not imported.
+        ValueError: see `make_arm`; several values of an option that says how a run is executed or
+            recorded; or the module of an environment is not imported.
     """
+    for path, listed in values.items():
+        if len(listed) > 1 and path.startswith(EXECUTION_OPTIONS):
+            rule = "one, since an experiment is the same with all of them. Make a sweep for each"
+            raise ValueError(f"{path} has {len(listed)} values; expected {rule}")
     arms = [make_arm(base, dict(zip(values, x, strict=True))) for x in product(*values.values())]
     for _, config in arms:
         require_imported_modules(config)

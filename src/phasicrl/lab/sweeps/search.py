@@ -178,13 +178,13 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
         env_steps = math.ceil(config.budget * rung / search.rungs)
         if env_steps < max(reported, default=0):
             continue  # reported by an interrupted process
-        scores = [score_run(_train_until(run, env_steps), env_steps) for run in runs]
-        score = float(interquartile_mean(np.array(scores)[:, None]))
+        scores = np.array([score_run(_train_until(run, env_steps), env_steps) for run in runs])
+        score = math.nan if np.isnan(scores).any() else float(interquartile_mean(scores[:, None]))
         if env_steps not in reported and math.isfinite(score):
             trial.report(score, env_steps)
         if rung < search.rungs and trial.should_prune():
             return study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-    # No score if no episode has ended.
+    # No score if no episode of a seed has ended.
     fail = None if math.isfinite(score) else optuna.trial.TrialState.FAIL
     return study.tell(trial, None if fail else score, state=fail)
 
