@@ -125,7 +125,7 @@ phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler watch_parent
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run
-phasicrl.training.evaluate: Evaluation SavedAgent
+phasicrl.training.evaluate: Evaluation SavedAgent check_policies
 phasicrl.training.evaluation: run_agent run_episodes
 """
 """Modules and names of the core that the lab imports."""

@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import SyncVectorEnv
 
-from phasicrl.config import EnvConfig, OptionValue
+from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
 from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, inspect_env
 from phasicrl.envs.options import convert_options
@@ -178,10 +178,11 @@ class GymnasiumEnv(NumpyVectorEnv):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def convert_make_options(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:
+def convert_make_options(spec: EnvSpec, given: Mapping[str, Any], **drawing: Any) -> dict[str, Any]:
     """Convert the given options to arguments of `gym.make`.
 
-    Options are `max_episode_steps` and the arguments of the environment's constructor.
+    Options are `max_episode_steps` and the arguments of the environment's constructor. Those of
+    `drawing` that the constructor does not have are left out.
 
     Raises:
         ValueError: an option does not exist, or its default has another type.
@@ -191,7 +192,8 @@ def convert_make_options(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dic
     parts = inspect.signature(creator).parameters.values()
     named = [part for part in parts if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
     known = {part.name: None if part.default is part.empty else part.default for part in named}
+    takes_more = any(part.kind is part.VAR_KEYWORD for part in parts)
+    fixed = {key: value for key, value in drawing.items() if takes_more or key in known}
     known.pop("render_mode", None)
     known |= spec.kwargs | {"max_episode_steps": spec.max_episode_steps or -1}
-    takes_more = any(part.kind is part.VAR_KEYWORD for part in parts)
-    return convert_options(f"gymnasium:{spec.id}", given, known, takes_more=takes_more)
+    return convert_options(f"gymnasium:{spec.id}", given, known, takes_more=takes_more) | fixed

@@ -120,15 +120,16 @@ def _import_backend(backend: str) -> Any:
             raise ImportError(f"{error}. docs/environments.md says how to install it") from None
 
 
-def get_gym_maker(name: str, config: EnvConfig) -> functools.partial[gym.Env[Any, Any]]:
+def get_gym_maker(name: str, config: EnvConfig, **drawing: Any) -> functools.partial[Any]:
     """Return the function that makes a registered environment with `env.options`.
 
-    The name may follow that of a module, as in `MODULE:ID`.
+    The name may follow that of a module, as in `MODULE:ID`. Arguments for `drawing` are passed to
+    constructors that have them.
     """
     # Use the spec, because other processes do not know ids registered in this one. CheckedEnv
     # checks more than Gymnasium's checker.
     spec = gym.registry.get(name) or gym.spec(name.rpartition(":")[2])
-    options = convert_make_options(spec, config.options)
+    options = convert_make_options(spec, config.options, **drawing)
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
 

@@ -80,11 +80,8 @@ class Evaluation:
 def generalization_gaps(results: Sequence[Evaluation]) -> dict[ActionSelection, float]:
     """Return the mean return on training levels minus that on unseen ones, by policy."""
     unseen = {each.policy: each.mean_return for each in results if each.levels == "unseen"}
-    return {
-        each.policy: each.mean_return - unseen[each.policy]
-        for each in results
-        if each.levels == "train" and each.policy in unseen
-    }
+    trained = [each for each in results if each.levels == "train" and each.policy in unseen]
+    return {each.policy: each.mean_return - unseen[each.policy] for each in trained}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +147,20 @@ class SavedAgent:
         try:
             agent.load_state_dict(weights)
         except RuntimeError as error:
-            raise ValueError(
-                f"{self.files.path} has weights of another network; expected that of config.json. "
-                f"Give make_encoder or make_head if it is a custom one ({error})"
-            ) from None
+            given = f"{self.files.path} has weights of another network"
+            rule = "that of config.json. Give make_encoder or make_head if it is a custom one"
+            raise ValueError(f"{given}; expected {rule} ({error})") from None
         return agent.eval()
+
+
+def check_policies(policies: Sequence[Any], given: str, rule: str) -> None:
+    """Check kinds of actions, `given` by an option with this `rule`.
+
+    Raises:
+        ValueError: there are none, or one is neither `greedy` nor `sampled`.
+    """
+    if not policies or any(policy not in ("greedy", "sampled") for policy in policies):
+        raise ValueError(f"{given}; expected {rule}")
 
 
 def evaluate(
@@ -200,8 +206,7 @@ def evaluate(
     """
     if not hasattr(episodes, "__index__") or episodes < 1:
         raise ValueError(f"episodes is {episodes!r}; expected an integer of at least 1")
-    if not policies or not {*policies} <= {"greedy", "sampled"}:
-        raise ValueError(f"policies is {policies!r}; expected a list of greedy, sampled or both")
+    check_policies(policies, f"policies is {policies!r}", "a list of greedy, sampled or both")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     env, objects = saved.config.env, {} if env_id else saved.env_objects
     if env_options and (any(objects.values()) or not isinstance(env_options, Mapping)):

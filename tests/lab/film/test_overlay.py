@@ -74,8 +74,7 @@ def test_bars_are_in_a_masks_order_whatever_the_heads() -> None:
     """The head has the logits of the component with two options before that with three."""
     head = head_of(MultiDiscrete([3, 2]))
     of_two, of_three = torch.tensor([0.2, 0.8]), torch.tensor([0.1, 0.3, 0.6])
-    dist_params = torch.cat([of_two, of_three]).log()
-    image = drawn(head, dist_params, torch.tensor([2, 0]))
+    image = drawn(head, torch.cat([of_two, of_three]).log(), torch.tensor([2, 0]))
     taken = [len(rows(column(image, number, 5), _ACCENT)) for number in range(5)]
     free = [len(rows(column(image, number, 5), _INK)) for number in range(5)]
     expected = np.array([0.1, 0.3, 0.6, 0.2, 0.8]) * (BOTTOM - TOP)
@@ -117,19 +116,17 @@ def test_values_outside_the_range_are_shown_at_its_end() -> None:
 
 def test_return_and_value_are_this_environments() -> None:
     head, dist_params = head_of(Discrete(2)), torch.tensor([0.5, 0.5]).log()
-    action = torch.tensor(0)
+    action, half = torch.tensor(0), WIDTH // 2
     plain = drawn(head, dist_params, action)
-    half = WIDTH // 2
     other = drawn(head, dist_params, action, so_far=-12.5)
     assert (plain[:, half:] == other[:, half:]).all() and (plain != other).any()
     other = drawn(head, dist_params, action, value=3.25)
     assert (plain[:, :half] == other[:, :half]).all() and (plain != other).any()
 
 
-@pytest.mark.parametrize(
-    ("options", "numbers", "bars", "ranges"),
-    [(500, 1, 63, 1), (500, 40, 32, 32), (3, 100, 3, 61), (40, 24, 40, 24)],
-)
+@pytest.mark.parametrize(("options", "numbers", "bars", "ranges"), [
+    (500, 1, 63, 1), (500, 40, 32, 32), (3, 100, 3, 61), (40, 24, 40, 24),
+])  # fmt: skip
 def test_many_options_and_components_share_the_strip(
     options: int, numbers: int, bars: int, ranges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

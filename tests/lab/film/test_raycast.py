@@ -64,15 +64,11 @@ def test_surfaces_facing_the_camera_are_bright_and_edges_are_dark() -> None:
     assert 255 * AMBIENT <= shades.min() < 255 * (AMBIENT + 0.2)
 
 
-@pytest.mark.parametrize(
-    ("color", "expected"),
-    [
-        ('rgba="1 0 0 1"', (255, 0, 0)),
-        ('material="green"', (0, 255, 0)),
-        # The shape's color comes before the material's.
-        ('material="green" rgba="1 0 0 1"', (255, 0, 0)),
-    ],
-)
+@pytest.mark.parametrize(("color", "expected"), [
+    ('rgba="1 0 0 1"', (255, 0, 0)), ('material="green"', (0, 255, 0)),
+    # The shape's color comes before the material's.
+    ('material="green" rgba="1 0 0 1"', (255, 0, 0)),
+])  # fmt: skip
 def test_colors_equal_those_of_mujoco(color: str, expected: tuple[int, int, int]) -> None:
     assert drawn(color=color)[50, 50] == pytest.approx(expected, abs=1)
 

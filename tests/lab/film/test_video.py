@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl.algorithm import train
-from phasicrl.config import EnvConfig, Levels, ModelConfig
+from phasicrl.config import EnvConfig, ModelConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.lab.film import video
 from phasicrl.lab.film.filming import enlarge, tile
 from phasicrl.lab.film.video import film
-from phasicrl.runs.directory import WeightsKind
 from phasicrl.training.evaluate import Evaluation
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
@@ -37,6 +37,9 @@ def test_images_are_laid_out_in_a_square() -> None:
                          [np.full((2, 4), 3), np.zeros((2, 4))]])  # fmt: skip
     np.testing.assert_array_equal(tile(images)[..., 0], expected)
     assert tile(images[:1]).shape == (2, 4, 3)
+    large = tile(np.zeros((3, 32, 64, 3), np.uint8))  # lines of 2 pixels
+    assert large.shape == (66, 130, 3) and large[32:34].min() == large[:, 64:66].min() == 128
+    assert not large[:32, :64].any() and not large[34:].min(2)[:, 66:].any()
 
 
 def test_pixels_are_repeated_and_sides_are_even() -> None:
@@ -47,34 +50,39 @@ def test_pixels_are_repeated_and_sides_are_even() -> None:
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
-def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
-    run = train(tiny(tmp_path, model=SMALL_IMAGES), make_env=Image)
-    path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
+def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
+    same_step = AutoresetMode.SAME_STEP
+    return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=same_step)
+
+
+@pytest.mark.parametrize("own", [{"make_env": Image}, {"make_vector_env": vectors(Image)}])
+def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path, own: Any) -> None:
+    run = train(tiny(tmp_path, model=SMALL_IMAGES), **own)
+    path, result = film(run.directory, episodes=2, num_envs=1, size=64, **own)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
     images = read_film(path, 64, 64)
     assert images.shape == (12, 64, 64, 3)  # 2 × (first + 5 steps)
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
-def test_film_names_have_weights_and_levels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_have_weights_and_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         video, "film_episodes", lambda *_, levels, **__: Evaluation("sampled", (1,), (5,), levels)
     )
     run = train(tiny(tmp_path), make_env=corridor).directory
-    levels: tuple[Levels, ...] = ("unseen", "train")
-    weights: tuple[WeightsKind, ...] = ("last", "best")
-    films = [film(run, levels=x, weights=y, make_env=corridor) for x in levels for y in weights]
+    kinds: Any = product(("unseen", "train"), ("last", "best"))
+    films = [film(run, levels=x, weights=y, make_env=corridor) for x, y in kinds]
     endings = ("", "-best", "-train", "-train-best")
     assert [path.name for path, _ in films] == [f"sampled-seed0{end}.mp4" for end in endings]
     assert [result.levels for _, result in films] == ["unseen"] * 2 + ["train"] * 2
 
 
 def test_an_environment_without_images_or_levels_is_refused(tmp_path: Path) -> None:
-    run = train(tiny(tmp_path), make_env=corridor)
-    with pytest.raises(ValueError, match="no images to film; expected render_mode='rgb_array'"):
-        film(run.directory, make_env=corridor)
+    both: Any = (({"make_env": corridor}, {}), ({}, {"env.id": "gymnasium:tests.helpers:Corridor"}))
+    for own, changes in both:
+        run = train(tiny(tmp_path).with_updates(changes), **own)
+        with pytest.raises(ValueError, match="no images to film; expected render_mode='rgb_array'"):
+            film(run.directory, **own)
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     with pytest.raises(ValueError, match="levels is train; expected unseen for an env"):
         film(run.directory, levels="train")
@@ -89,6 +97,23 @@ class Drawn(Corridor):
 
     def render(self) -> np.ndarray:
         return np.full((16, 32, 3), 40 + 40 * self._at, np.uint8)
+
+
+def draw(render_mode: str | None = None) -> Drawn:
+    """Make an environment that draws if this is asked for."""
+    return Drawn(render_mode)
+
+
+def draw_always() -> Drawn:
+    """Make an environment that draws, without an argument."""
+    return Drawn()
+
+
+@pytest.mark.parametrize("function", [draw, draw_always])
+def test_what_a_function_of_a_module_makes_is_filmed(tmp_path: Path, function: Any) -> None:
+    config = tiny(tmp_path).with_updates({"env.id": f"gymnasium:{__name__}:{function.__name__}"})
+    path, _ = film(train(config).directory, episodes=1, size=16)
+    assert read_film(path, 16, 32)[0].mean() in (pytest.approx(x, abs=4) for x in (40, 80))
 
 
 @pytest.mark.parametrize("shown", [
@@ -118,10 +143,9 @@ def shows(render: Callable[[Any], Any]) -> type[Drawn]:
 
 
 @pytest.mark.parametrize("in_vector", [False, True])
-@pytest.mark.parametrize(
-    ("largest", "kind", "channels"),
-    [(1, np.float32, 3), (255, np.float64, 3), (1, np.float16, 4), (255, np.uint8, 4)],
-)
+@pytest.mark.parametrize(("largest", "kind", "channels"), [
+    (1, np.float32, 3), (255, np.float64, 3), (1, np.float16, 4), (255, np.uint8, 4),
+])  # fmt: skip
 def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
     largest: int, kind: Any, channels: int, in_vector: bool, tmp_path: Path
 ) -> None:
@@ -154,17 +178,12 @@ def test_the_newest_of_a_list_of_images_is_filmed(tmp_path: Path) -> None:
     assert read_film(path, 16, 32).min() > 190
 
 
-def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
-    same_step = AutoresetMode.SAME_STEP
-    return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=same_step)
-
-
 def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path) -> None:
     """Two corridors side by side; each image is as bright as the cell is far."""
     own = {"make_vector_env": vectors(Drawn)}
     run = train(tiny(tmp_path), **own)  # type: ignore[arg-type]
     path, result = film(run.directory, episodes=2, num_envs=2, size=16, **own)  # type: ignore[arg-type]
-    images = read_film(path, 16, 64).astype(int)
+    images = read_film(path, 16, 66)[:, :, np.r_[:32, 33:65]].astype(int)  # without the line
     assert len(images) >= max(result.lengths) and len(result.returns) == 2
     shown = images.mean(axis=(1, 3)).reshape(-1, 2, 32)
     assert (shown.std(axis=2) < 8).all()  # each is of one color, but for the codec
@@ -172,12 +191,6 @@ def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path
     assert np.abs(cells - cells.round()).max() < 0.2
     assert set(cells[0].round()) <= {0, 1} and (np.abs(np.diff(cells.round(), axis=0)) <= 3).all()
     assert cells.max() > 0.5
-
-
-def test_a_vector_environment_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
-    run = train(tiny(tmp_path, model=SMALL_IMAGES), make_vector_env=vectors(Image))
-    path, _ = film(run.directory, episodes=1, size=64, make_vector_env=vectors(Image))
-    assert read_film(path, 64, 64).max() > 150
 
 
 def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:
@@ -203,9 +216,7 @@ class Counting(Drawn):
 
 
 @pytest.mark.parametrize("mode", [None, *AutoresetMode])
-def test_films_show_the_last_image_of_an_episode(
-    tmp_path: Path, mode: AutoresetMode | None
-) -> None:
+def test_films_show_the_end_of_an_episode(tmp_path: Path, mode: AutoresetMode | None) -> None:
     """A vector that resets itself in the step of the end repeats the image before."""
     own: dict[str, Any] = {"make_env": Counting}
     if mode is not None:
@@ -217,21 +228,28 @@ def test_films_show_the_last_image_of_an_episode(
     assert shown == pytest.approx([*range(7), end] * 2, abs=0.2)
 
 
-def test_a_restarted_environment_is_filmed(tmp_path: Path) -> None:
+def test_a_restarted_environment_is_filmed_in_its_place(tmp_path: Path) -> None:
+    """The second of three breaks, whatever its own calls of `close` are."""
+
     class Fragile(Counting):
-        num_faults = 0
+        fourth_steps = 0
+
+        def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+            self.close()
+            return super().reset(**options)
 
         def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-            if self._steps == 3 and not Fragile.num_faults:
-                Fragile.num_faults = 1
+            Fragile.fourth_steps += self._steps == 3
+            if self._steps == 3 and Fragile.fourth_steps == 2:
                 raise RuntimeError("broken")
             return super().step(action)
 
     run = train(tiny(tmp_path).with_updates({"env.max_restarts": 2}), make_env=Counting)
     with pytest.warns(RuntimeWarning, match="restart 1 of 2"):
-        path, _ = film(run.directory, episodes=1, size=16, make_env=Fragile)
-    shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20
-    assert shown == pytest.approx([*range(4), 0, *range(8)], abs=0.2)
+        path, _ = film(run.directory, episodes=3, num_envs=3, size=16, make_env=Fragile)
+    shown = read_film(path, 34, 66)[:, [8, 8, 25], [16, 49, 16], 0] / 20
+    others, second = [*range(5), *range(4, 8), *range(5)], [*range(4), 0, *range(4), *range(3, 8)]
+    np.testing.assert_allclose(shown.T, [others, second, others], atol=0.2)
 
 
 def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
@@ -250,18 +268,19 @@ def test_mujoco_is_filmed_without_opengl(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(mujoco, renderer, lambda *_: pytest.fail("OpenGL was asked for"))
     config = tiny(tmp_path).with_updates({"env.id": "envpool:Hopper-v5"})  # filmed in Gymnasium
     path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
-    images = read_film(path, 240, 480)
-    left, right = images[:, :, :240].astype(int), images[:, :, 240:].astype(int)
+    images = read_film(path, 240, 488)  # a line of 7 between them, and one at the edge
+    left, right = images[:, :, :240].astype(int), images[:, :, 247:487].astype(int)
     assert len(images) > 5 and np.abs(left - right).max() > 50, "each has its own camera"
     assert np.abs(left[0] - left[-1]).max() > 50, "it moves"
 
 
-@pytest.mark.parametrize(
-    "size", [{"num_envs": 10**6}, {"episodes": 0}, {"fps": 0}, {"size": 10**6}, {"num_envs": 0}]
-)
-def test_numbers_and_names_that_no_film_has_are_refused(size: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(size))):
-        film("no run", **size)  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [
+    {"num_envs": 10**6}, {"episodes": 0}, {"fps": 0}, {"size": 10**6}, {"num_envs": 0},
+    {"policy": "Greedy"},
+])  # fmt: skip
+def test_numbers_and_names_that_no_film_has_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} is .*; expected "):
+        film("no run", **wrong)
     for name in ("film.gif", "film"):
         with pytest.raises(ValueError, match=rf"output is {name}; expected .*film\.mp4$"):
             film("no run", output=Path(name))

@@ -96,12 +96,12 @@ def film_episodes(
 
 
 def tile(images: np.ndarray) -> np.ndarray:
-    """Arrange `[B, H, W, 3]` images in a square of ⌈√B⌉ columns, without empty rows."""
-    columns = math.ceil(math.sqrt(len(images)))
-    rows = math.ceil(len(images) / columns)
-    sheet = np.zeros((rows * columns, *images.shape[1:]), images.dtype)
-    sheet[: len(images)] = images
-    return np.vstack([np.hstack(row) for row in sheet.reshape(rows, columns, *images.shape[1:])])
+    """Arrange `[B, H, W, 3]` images in ⌈√B⌉ columns, with gray lines between them."""
+    columns, line = math.ceil(math.sqrt(len(images))), images.shape[2] // 32
+    cells = np.pad(images, ((0, -len(images) % columns), (0, 0), (0, 0), (0, 0)))
+    cells = np.pad(cells, ((0, 0), (0, line), (0, line), (0, 0)), constant_values=128)
+    rows = [np.hstack([*cells[i : i + columns]]) for i in range(0, len(cells), columns)]
+    return np.vstack(rows)[: -line or None, : -line or None]
 
 
 def enlarge(image: np.ndarray, size: int) -> np.ndarray:
@@ -206,8 +206,7 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
         if make_vector_env:
             vector = renderers[-1]
             return np.where(ended[:, None, None, None], vector.get_last_image(), vector.draw())
-        # One environment was made for its spaces, the others at the first reset.
-        pairs = zip(renderers[-envs.num_envs :], ended, strict=True)
+        pairs = zip(renderers, ended, strict=True)
         return np.stack([each.get_last_image() if end else each.draw() for each, end in pairs])
 
     return envs, draw_images, renderers[-1].env.metadata.get("render_fps") or 15
@@ -215,9 +214,9 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
 
 def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
     """Make Gymnasium's environments of the same name, which render images."""
-    config, user_env, env_id = saved.config, saved.env_objects["make_env"], name.rpartition(":")[2]
-    spec = None if user_env else gym.registry.get(env_id)
-    is_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
+    config, user_env, env_id = saved.config, saved.env_objects["make_env"], name.partition(":")[2]
+    spec = gym.registry.get(env_id, gym.registry.get(env_id.rpartition(":")[2]))
+    is_mujoco = not user_env and str(spec and spec.entry_point).startswith("gymnasium.envs.mujoco.")
     # A fixed camera would lose a runner.
     options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
     get_camera = functools.cache(RayCamera)  # possible after the first reset
@@ -225,22 +224,28 @@ def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
     def draw_env(env: gym.Env[Any, Any]) -> Any:
         return get_camera(env).draw() if is_mujoco else env.render()
 
+    vacant: list[int] = []  # places of closed environments: a first one, and those that failed
+
     def make_env() -> gym.Env[Any, Any]:
-        env = maker()
-        renderers.append(_Renderer(env, partial(draw_env, env)))
+        env, place = gym.Wrapper(maker()), vacant.pop(0) if vacant else len(renderers)
+        renderers[place : place + 1] = [_Renderer(env, partial(draw_env, env))]
+
+        def close_env() -> None:  # not called by an environment that closes itself
+            vacant.append(place)
+            env.env.close()
+
+        env.close = close_env
         return env
 
     try:
-        maker = user_env or partial(get_gym_maker(env_id, config.env), **options)
+        maker = user_env or get_gym_maker(env_id, config.env, **options)
         # The environments run in this process, without options of other back ends.
         changes = {"env.vectorization": "sync", "env.num_threads": None, "env.options": {}}
         objects = {"make_env": make_env, "make_vector_env": None}
         return make(replace(saved, config=config.with_updates(changes), env_objects=objects))
     except gym.error.Error as error:
-        raise ValueError(
-            f"{name} has no images to film; expected images as observations, or an environment "
-            f"that Gymnasium can draw ({error})"
-        ) from None
+        rule = "images as observations, or an environment that Gymnasium can draw"
+        raise ValueError(f"{name} has no images to film; expected {rule} ({error})") from None
 
 
 def _to_rgb(obs: np.ndarray, channels_first: bool) -> np.ndarray:

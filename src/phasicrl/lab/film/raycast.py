@@ -50,9 +50,8 @@ class RayCamera:
         count = len(rays)
         hit, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
         options = (VISIBLE_GROUPS, True, -1)  # with static shapes, without an excluded body
-        results = (hit, distance, normal.ravel())
-        directions = rays.ravel()
-        self._mujoco.mj_multiRay(*self._world, origin, directions, *options, *results, count, 1e10)
+        found = (hit, distance, normal.ravel())
+        self._mujoco.mj_multiRay(*self._world, origin, rays.ravel(), *options, *found, count, 1e10)
         point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
         return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
 

@@ -134,8 +134,7 @@ class Recorder:
         try:
             film_episodes(
                 self._saved, lambda _: agent, folder / "videos" / f"{env_steps:012d}.mp4",
-                policy=self._options.policy, levels=self._levels, overlay=True,
-                seed=seed,
+                policy=self._options.policy, levels=self._levels, overlay=True, seed=seed,
             )  # fmt: skip
         except Exception as error:  # the environment's renderer may raise any error
             self._films = isinstance(error, OSError)  # a full disk may have room later

@@ -9,7 +9,7 @@ from typing import Any
 from phasicrl.config import ActionSelection, Levels
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.training.evaluate import Evaluation, SavedAgent
+from phasicrl.training.evaluate import Evaluation, SavedAgent, check_policies
 
 
 def film(
@@ -45,18 +45,17 @@ def film(
     """
     if output is not None and output.suffix != ".mp4":
         raise ValueError(f"output is {output}; expected {output.with_suffix('.mp4')}")
-    limits = {
-        "episodes": (episodes, 1, math.inf), "num_envs": (num_envs, 1, episodes),
-        "fps": (15 if fps is None else fps, 1, 240), "size": (size, 1, 4096),
-    }  # fmt: skip
-    for name, (value, low, high) in limits.items():
+    for name, value, low, high in (
+        ("episodes", episodes, 1, math.inf), ("num_envs", num_envs, 1, episodes),
+        ("fps", 15 if fps is None else fps, 1, 240), ("size", size, 1, 4096),
+    ):  # fmt: skip
         if not low <= value <= high:
             raise ValueError(f"{name} is {value:,}; expected {low} to {high:,}")
+    check_policies([policy], f"policy is {policy!r}", "greedy or sampled")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
     path = output or saved.files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
     return path, film_episodes(
-        saved, lambda envs: saved.load_agent(envs, weights), path,
-        num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
-        size=size, overlay=overlay,
+        saved, lambda envs: saved.load_agent(envs, weights), path, num_envs=num_envs, seed=seed,
+        episodes=episodes, policy=policy, levels=levels, fps=fps, size=size, overlay=overlay,
     )  # fmt: skip
