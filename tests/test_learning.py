@@ -58,11 +58,12 @@ def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("preset", "steps", "least"),
-    [("pendulum", 100_000, -200), ("invertedpendulum", 100_000, 950), ("acrobot", 300_000, -85)],
+    ("preset", "least"), [("pendulum", -200), ("invertedpendulum", 950), ("acrobot", -85)]
 )
-def test_small_tasks_are_learned(preset: str, steps: int, least: float, tmp_path: Path) -> None:
-    assert greedy_return(quiet(f"{preset}-ppo", tmp_path, total_env_steps=steps), 20) >= least
+def test_small_tasks_are_learned(preset: str, least: float, tmp_path: Path) -> None:
+    """Of three seeds the middle one: of ten, one may end below, and which depends on rounding."""
+    configs = (quiet(f"{preset}-ppo", tmp_path, seed=seed) for seed in (101, 102, 103))
+    assert np.median([greedy_return(config, 20) for config in configs]) >= least
 
 
 @pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 475, 501), ("none", 0, 300)])
