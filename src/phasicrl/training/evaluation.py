@@ -115,16 +115,18 @@ def check_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
         env: options of the training environment; None for a custom one, which is not checked.
 
     Raises:
-        ValueError: the environment is not a game of Procgen, or was trained on all levels.
+        ValueError: the environment is not a game of Procgen, or was trained on all levels; or the
+            word is another one.
     """
+    if levels not in ("unseen", "train", "both"):
+        raise ValueError(f"levels is {levels!r}; expected unseen, train or both")
     if levels == "unseen" or env is None:
         return
     is_procgen = resolve(env.id)[0] == "procgen"
     if not is_procgen or env.num_levels == 0:
-        reason = "an agent that was trained on all levels (env.num_levels 0)"
-        if not is_procgen:
-            reason = "an environment that is not a game of Procgen (procgen:NAME)"
-        raise ValueError(f"levels is {levels}; expected unseen for {reason}")
+        seen = "an agent that was trained on all levels (env.num_levels 0)"
+        other = "an environment that is not a game of Procgen (procgen:NAME)"
+        raise ValueError(f"levels is {levels}; expected unseen for {seen if is_procgen else other}")
 
 
 def make_evaluation_envs(
