@@ -61,7 +61,7 @@ def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_pa
     ("preset", "least"), [("pendulum", -200), ("invertedpendulum", 950), ("acrobot", -85)]
 )
 def test_small_tasks_are_learned(preset: str, least: float, tmp_path: Path) -> None:
-    """Of three seeds the middle one: of ten, one may end below, and which depends on rounding."""
+    """The middle one of three seeds counts: one in ten may end below, by rounding."""
     configs = (quiet(f"{preset}-ppo", tmp_path, seed=seed) for seed in (101, 102, 103))
     assert np.median([greedy_return(config, 20) for config in configs]) >= least
 
