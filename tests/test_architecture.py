@@ -109,7 +109,7 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: ActionSelection Levels format_value require_imported_modules
+phasicrl.config: ActionSelection EXECUTION_OPTIONS Levels format_value require_imported_modules
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: episode_limit get_gym_maker make_envs
