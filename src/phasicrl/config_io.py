@@ -224,8 +224,7 @@ def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
                 near = suggest_name(f"{path}{name}", [f"{path}{known}" for known in hints])
                 raise ValueError(f"unknown field {path}{name}{near}")
             if dataclasses.is_dataclass(hint := hints[name]):
-                group = typing.cast(type[Any], hint)
-                values[name] = _from_tree(group, value, f"{path}{name}.")
+                values[name] = _from_tree(typing.cast(type[Any], hint), value, f"{path}{name}.")
             else:
                 values[name] = convert(hint, value, f"{path}{name}")
         except ValueError as error:

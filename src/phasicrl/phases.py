@@ -208,10 +208,10 @@ def compute_targets(
         mask = whole if mask is None else whole & mask
     if mask is not None:
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
-        with world.sync_errors("computing targets"):
-            if not fraction:
-                text = f"ppo.num_steps is {mask.shape[1]}, and no step has a target (no final_obs)"
-                raise ValueError(f"{text}; expected more steps. Or return info['final_obs']")
+        if not fraction:
+            world.has_shared_error = True  # the mask is of all processes
+            text = f"ppo.num_steps is {mask.shape[1]}, and no step has a target (no final_obs)"
+            raise ValueError(f"{text}; expected more steps. Or return info['final_obs']")
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
     if ppo.baseline:
@@ -511,7 +511,8 @@ def auxiliary_phase(
         progress.seconds = perf_counter() - start
         before_epoch()
         order = samples.random_order(unit=unit, generator=learner.generator)
-        for minibatch in islice(samples.minibatches(num_minibatches, order, unit=unit), num_used):
+        minibatches = samples.minibatches(num_minibatches, order, unit=unit)
+        for minibatch in islice(minibatches, num_used):
             progress.means.add(*step(minibatch))
         on_epoch("aux", progress.epoch, progress.means)
         progress.epoch += 1
@@ -554,9 +555,9 @@ def _average_and_check(record: Record, world: World) -> Record:
     """
     record = world.average_record(record)
     bad = [x for x in record if x.endswith(("_loss", "_norm")) and not math.isfinite(record[x])]
-    with world.sync_errors("training"):  # all fail alike, and know that all can save
-        if bad:
-            raise make_diverged_error(bad)
+    if bad:
+        world.has_shared_error = True  # all fail alike, and know that all can save
+        raise make_diverged_error(bad)
     return record
 
 

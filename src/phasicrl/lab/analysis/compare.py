@@ -174,9 +174,7 @@ def compare_runs(
     comparison = compare_curves(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
-    missed = _list_missed_bounds(comparison.results, at_least, share_of_reference)
-    if at_least is not None or share_of_reference is not None:
-        missed += [f"{label} has no score; expected finished episodes" for label in endless]
+    missed = _list_missed_bounds(comparison.results, endless, at_least, share_of_reference)
     files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
@@ -252,7 +250,11 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
     """Score the runs of a curve up to `at` steps, and the steps at which they reach a target."""
     # Recorded rows: thinned or interpolated ones have other means, and reach a target elsewhere.
     points = curve.points or [(curve.steps, run) for run in curve.runs]
-    scores = tuple(_score_run(x, y, curve, at) for x, y in points)
+    end = find_score_end(curve.steps, at)
+    if curve.steps[0] > end:
+        start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
+        raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")
+    scores = tuple(_score_run(x, y, at, end) for x, y in points)
     mean = estimate([[score] for score in scores], MEASURES["mean"])
     result = TaskResult(curve.label, *curve.task, curve.published, int(at), scores, mean)
     if target is None or curve.is_one_number:
@@ -261,12 +263,8 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
     return replace(result, reached=reached, reaches=measures.median_steps_to_target(reached))
 
 
-def _score_run(steps: Array, values: Array, curve: Curve, at: float) -> float:
-    """Average a run over the last tenth of the steps up to `at`, or interpolate it there."""
-    end = find_score_end(curve.steps, at)
-    if curve.steps[0] > end:
-        start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
-        raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")
+def _score_run(steps: Array, values: Array, at: float, end: float) -> float:
+    """Average a run over the last tenth of `at` steps, up to `end`, or interpolate it at `at`."""
     late = values[(steps > (1 - FINAL_SHARE) * at) & (steps <= end)]
     return float(late.mean() if len(late) else np.interp(at, steps, values))
 
@@ -291,20 +289,22 @@ def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
 
 
 def _list_missed_bounds(
-    results: Sequence[TaskResult], least: float | None, share: float | None
+    results: Sequence[TaskResult], endless: Sequence[str], least: float | None, share: float | None
 ) -> list[str]:
-    """List means of ours below a bound or below a fraction of a published mean."""
-    missed = []
+    """List means of ours below a bound or below a fraction of a published mean, or without one."""
+    lacking = [] if least is None and share is None else endless
+    missed = [f"{label} has no score; expected finished episodes" for label in lacking]
     for ours in (result for result in results if not result.published):
         bounds, name = [] if least is None else [(least, "")], f"{ours.label} on {ours.task}"
         if share is not None:
             published = [each for each in results if each.published and each.task == ours.task]
             missed += [] if published else [f"{name} has no published result; expected one"]
-            # Below zero, a share of 0.95 is 5 % lower, not higher.
-            bounds += [(mean - (1 - share) * abs(mean), f" ({share:g} of {theirs.name} {mean:.4g})")
-                       for theirs in published for mean in [theirs.mean.value]]  # fmt: skip
-        missed += [f"{name} is {ours.mean.value:.4g}; expected at least {bound:.4g}{why}"
-                   for bound, why in bounds if ours.mean.value < bound]  # fmt: skip
+            for theirs in published:  # below zero, a share of 0.95 is 5 % lower, not higher
+                mean = theirs.mean.value
+                source = f" ({share:g} of {theirs.name} {mean:.4g})"
+                bounds.append((mean - (1 - share) * abs(mean), source))
+        missed += [f"{name} is {ours.mean.value:.4g}; expected at least {bound:.4g}{source}"
+                   for bound, source in bounds if ours.mean.value < bound]  # fmt: skip
     return missed
 
 

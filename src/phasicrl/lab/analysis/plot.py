@@ -111,7 +111,8 @@ def require_matplotlib() -> None:
 
 def prepare_stem(output: Path) -> Path:
     """Create the parent directory of a file; return its path without `.png`, `.svg` or `.csv`."""
-    (output := Path(output)).parent.mkdir(parents=True, exist_ok=True)
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
 
