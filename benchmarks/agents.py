@@ -18,7 +18,7 @@ from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.lab.export.package import release
 from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
-from phasicrl.runs.directory import AGENTS, RunDirectory
+from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
 
 PRESETS = (
     "cartpole-ppg", "pendulum-ppo", "invertedpendulum-ppo", "reacher-ppo", "walker2d-ppo",
@@ -32,7 +32,7 @@ def main(
     seeds: int = 1,
     first_seed: int = FIRST_REPORT_SEED,
     runs: Path = Path("runs/agents"),
-    output: Path = AGENTS,
+    output: Path = AGENTS_FOLDER,
     films: Path = Path("docs/films"),
 ) -> None:
     """Train, package, film."""

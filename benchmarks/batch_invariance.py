@@ -49,7 +49,7 @@ ARMS = {
     "PPO, the same options": ("", False),
 }
 """Options of the largest batch, and whether the rules make smaller ones."""
-SIZES = (1, 2, 4, 8)
+DIVISORS = (1, 2, 4, 8)
 """Divisors of the largest batch."""
 POINTS = 10
 COLUMNS = ("task", "arm", "divided_by", "seed", "env_steps", "return", "commit")
@@ -63,7 +63,7 @@ def make_trials(seeds: Iterable[int], tasks: Iterable[str]) -> list[Trial]:
         for arm, (of_arm, by_rules) in ARMS.items():
             config = parse_config(f"{COMMON} {TASKS[task]} {of_arm}".split())
             config = config.with_updates({"checkpoint.every_minutes": None})
-            for size in SIZES:
+            for size in DIVISORS:
                 if by_rules:
                     scaled = scale_batch(config, 1 / size)
                 else:
@@ -103,7 +103,7 @@ def group(rows: list[Row], task: str, arm: str, size: int, column: str) -> dict[
 def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, float, float]]:
     """Return the mean return over a whole run for each batch, and its interval over seeds."""
     found: dict[int, tuple[float, float, float]] = {}
-    for size in SIZES:
+    for size in DIVISORS:
         if by_seed := group(rows, task, arm, size, "seed"):
             means = [float(np.nanmean(values)) for values in by_seed.values()]
             found[size] = (float(np.mean(means)), *bootstrap_mean_interval(means))
@@ -116,7 +116,7 @@ def draw(rows: list[Row], path: Path) -> None:
     panels = figure.subplots(len(TASKS), len(ARMS), sharey="row", squeeze=False)
     for line, task in zip(panels, TASKS, strict=True):
         for panel, arm in zip(line, ARMS, strict=True):
-            for shade, size in zip(np.linspace(0.0, 0.8, len(SIZES)), SIZES, strict=True):
+            for shade, size in zip(np.linspace(0.0, 0.8, len(DIVISORS)), DIVISORS, strict=True):
                 if not (curve := group(rows, task, arm, size, "env_steps")):
                     continue
                 x = [int(steps) / 1e3 for steps in curve]

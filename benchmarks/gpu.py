@@ -27,7 +27,7 @@ import tyro
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import parse_config
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import num_cores, processor, versions
+from phasicrl.system.machine import get_versions, num_cores, processor
 from phasicrl.system.provenance import find_commit
 from phasicrl.training.run import Run
 
@@ -155,7 +155,7 @@ def main(
     for name in ("bench", "logs"):
         (results / name).mkdir(parents=True, exist_ok=True)
     about = {"commit": find_commit(ROOT), "processor": processor(), "cores": num_cores()}
-    about |= versions()
+    about |= get_versions()
     (results / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     link_python(results / "venvs")
     if not find_spec("mjlab"):

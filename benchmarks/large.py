@@ -45,7 +45,7 @@ def measure(words: list[str], folder: Path) -> tuple[float, float]:
     return perf_counter() - start, usage.ru_maxrss * 1024 / 1e9
 
 
-def many_runs(folder: Path) -> list[str]:
+def make_run_copies(folder: Path) -> list[str]:
     """Make fifty run directories; returns their names."""
     config = get_preset("cartpole-ppo").with_updates(
         {"total_env_steps": 1, "output_dir": str(folder), "log.console": "off"}
@@ -70,7 +70,7 @@ def main(output: Path, /, repeats: int = 3) -> None:
     with output.open("w", newline="") as file, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands = {what: (words, words.split()) for what, words in TRAIN.items()}
-        commands["curves"] = (f"plot of {RUNS} runs", ["plot", *many_runs(folder)])
+        commands["curves"] = (f"plot of {RUNS} runs", ["plot", *make_run_copies(folder)])
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for _ in range(repeats):

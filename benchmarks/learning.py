@@ -36,10 +36,10 @@ LEARNING_COLUMNS = (
     "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",
     "greedy_mean", "greedy_min", "sampled_mean", "commit",
 )  # fmt: skip
-"""Columns of `learning_row`."""
+"""Columns of `train_and_measure`."""
 
 
-def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
+def train_and_measure(trial: Trial, *, threshold: float) -> list[Row]:
     """Train and evaluate; returns one row.
 
     Args:
@@ -90,7 +90,7 @@ def main(
 ) -> None:
     """Run everything that the command line names, some runs at a time."""
     trials = make_trials(presets, range(first_seed, first_seed + seeds), runs)
-    measure = partial(learning_row, threshold=threshold)
+    measure = partial(train_and_measure, threshold=threshold)
     for trial in run_missing_trials(
         ResultTable(output, LEARNING_COLUMNS), trials, measure, jobs=jobs
     ):

@@ -53,7 +53,7 @@ def measure(name: str, output: Path) -> None:
     warm_up = 2 if name == "procgen-ppg" else 1  # of PPG a phase
     threads = 1 if "RANK" in os.environ else num_cores()
     seconds, exchanges, spent = [], [], [0.0]
-    exchange = World._exchange
+    exchange = World._run_collective
     found: dict[str, Any] = {"threads": threads}
 
     def timed(self: World, *args: Any) -> None:
@@ -76,7 +76,7 @@ def measure(name: str, output: Path) -> None:
     words = f"{RUNS[name]} --total-env-steps 100_000_000 --compute.num-threads {threads} "
     words += f"--log.console off --log.no-tensorboard --output-dir {output.parent}"
     config = parse_config(words.split()).with_updates({"checkpoint.every_minutes": None})
-    with mock.patch.object(World, "_exchange", timed):
+    with mock.patch.object(World, "_run_collective", timed):
         run = train(config, callbacks=note)
     # PPG: an auxiliary phase belongs to every second iteration.
     middle = statistics.fmean if name == "procgen-ppg" else statistics.median
@@ -92,7 +92,7 @@ def message_alone(run: Run, gradients: list[torch.Tensor]) -> float:
         return 0.0
     times = []
     for _ in range(20):
-        run.world.any_rank(False)  # all are here
+        run.world.all_reduce_any(False)  # all are here
         start = time.perf_counter()
         run.world.all_reduce_mean_(gradients)
         times.append(time.perf_counter() - start)

@@ -28,7 +28,7 @@ NUM_STEPS, NUM_ROLLOUTS = 128, 20
 
 def measure(simulator: type, num_envs: int, size: int, threads: int) -> tuple[float, float]:
     """Return the time of a step in microseconds, and that of the first rollout in seconds."""
-    fused.MAX_STEPS, seconds = size, list[float]()
+    fused.MAX_STEPS_PER_CALL, seconds = size, list[float]()
     with tempfile.TemporaryDirectory() as folder:
         config = get_preset("cartpole-ppo").with_updates({
             "env.id": "tensor-cartpole", "env.num_envs": num_envs, "ppo.num_steps": NUM_STEPS,

@@ -45,7 +45,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.system.machine import num_cores, package_version, processor, versions
+from phasicrl.system.machine import get_versions, num_cores, package_version, processor
 from phasicrl.system.provenance import find_commit
 
 PEERS = Path(__file__).parent / "peers"
@@ -430,7 +430,7 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
 def describe_machine(venvs: Path, folders: dict[str, Path | None]) -> dict[str, Any]:
     """Return processor, cores, and the versions of ours and of the peers that are there."""
     found: dict[str, Any] = {
-        "processor": processor(), "cores": num_cores(), "threads": num_cores(), **versions(),
+        "processor": processor(), "cores": num_cores(), "threads": num_cores(), **get_versions(),
         "mujoco": package_version("mujoco"), "commit": find_commit(PEERS) or "unknown",
     }  # fmt: skip
     for name in ("sb3", "cleanrl", "purejaxrl"):

@@ -9,14 +9,14 @@ import pytest
 from phasicrl.config_io import read_json
 from phasicrl.lab.export.package import EVALUATION_FILE, check_package
 from phasicrl.presets import PRESETS, get_preset
-from phasicrl.runs.directory import AGENTS, RunDirectory
+from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
 from phasicrl.training.evaluate import evaluate
 from tests.helpers import skip_without_envpool
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("path", sorted(AGENTS.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(AGENTS_FOLDER.iterdir()), ids=lambda path: path.name)
 def test_a_package_is_whole_and_of_a_preset_and_on_film(path: Path) -> None:
     assert "agent.safetensors" in check_package(path)
     config = RunDirectory(path).config
@@ -28,7 +28,7 @@ def test_a_package_is_whole_and_of_a_preset_and_on_film(path: Path) -> None:
 def test_an_agent_plays_as_its_evaluation_says() -> None:
     """The first of the episodes in the file, played again: of CartPole all are 500."""
     skip_without_envpool()
-    said = read_json(AGENTS / "cartpole-ppg" / EVALUATION_FILE)["results"][0]
+    said = read_json(AGENTS_FOLDER / "cartpole-ppg" / EVALUATION_FILE)["results"][0]
     assert said["policy"] == "greedy" and set(said["returns"]) == {500.0}
     (greedy,) = evaluate("cartpole-ppg", episodes=3, policies=("greedy",), seed=1)
     assert greedy.returns == (500.0, 500.0, 500.0)

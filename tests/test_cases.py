@@ -159,7 +159,7 @@ def test_an_entry_that_the_space_lacks_is_a_warning(
 
 @pytest.mark.filterwarnings("ignore:.*10,000 steps")
 def test_an_evaluation_without_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phasicrl.training.evaluation.MAX_EPISODE", 50)
+    monkeypatch.setattr("phasicrl.training.evaluation.MAX_EPISODE_STEPS", 50)
     endless = lamp(ends=False)
     run = play(tmp_path, endless, **{"evaluation.every_iterations": 2, "evaluation.episodes": 2})
     assert all(each.lengths == (50, 50) for each in evaluate(

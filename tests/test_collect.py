@@ -150,7 +150,7 @@ def make_collector(
         envs or Scripted(), agent or make_agent(), generator=Generator().manual_seed(seed),
         executor=Executor(Plan()), bootstrap_truncation=bootstrap,
     )  # fmt: skip
-    collector.start()
+    collector.reset()
     return collector
 
 
@@ -165,7 +165,7 @@ def collect(collector: Collector, num_rollouts: int = K, *, update: bool = False
         rollout = buffer.next_rollout()
         for tensor in rollout.tensors().values():  # so that a cell that is not written shows
             tensor.fill_(True if tensor.dtype == torch.bool else 99)
-        collector.collect(rollout, updates_obs_norm_before_targets=update and not slot)
+        collector.collect(rollout, updates_obs_norm_before_values=update and not slot)
     return [buffer.rollout(slot) for slot in range(num_rollouts)]
 
 

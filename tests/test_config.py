@@ -30,7 +30,7 @@ from phasicrl.config import (
     get_option_docs,
     nearest_divisors,
 )
-from phasicrl.config_io import SYNONYMS, ConfigError, read_json, suggest_name, write_json
+from phasicrl.config_io import SYNONYMS, ConfigError, format_hint, read_json, write_json
 from phasicrl.presets import PRESETS, differences, get_preset
 from tests.helpers import OBS_NORM
 from tools.reference_pages import TRICKS
@@ -136,9 +136,9 @@ def test_derived_numbers() -> None:
     assert down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
     assert config.rollouts_per_phase == 4 and config.has_auxiliary_phase
     assert replace(config, aux=AuxConfig(epochs=0)).rollouts_per_phase == 1
-    assert config.reward_gamma == config.ppo.gamma
+    assert config.reward_norm_gamma == config.ppo.gamma
     norm = RewardNormConfig(per="rollout", gamma=0.5)
-    assert replace(config, reward_norm=norm).reward_gamma == 0.5
+    assert replace(config, reward_norm=norm).reward_norm_gamma == 0.5
 
 
 def test_epochs_are_in_the_order_asked_for_and_joint_where_there_are_as_many_of_both() -> None:
@@ -290,7 +290,7 @@ def test_the_papers_settings_are_the_papers() -> None:
         "ppo.advantage_norm": "batch", "ppo.minibatch_by": "segments", "aux.optimizer": "own",
         "aux.minibatch_by": "segments", "ppo.value_coef": 1.0, "ppo.bootstrap_truncation": False,
     }  # fmt: skip
-    assert config.values() | paper == config.values() and config.reward_gamma == 0.99
+    assert config.values() | paper == config.values() and config.reward_norm_gamma == 0.99
     # Segments of a global auxiliary minibatch: 4 on each of 4 workers.
     assert config.env.num_envs // config.aux.num_minibatches == 16
 
@@ -435,7 +435,7 @@ def test_names_of_other_trainers_lead_to_our_options() -> None:
                 ValueError, match=rf"unknown option .*\b{name} .did you mean '{path}'"
             ):
                 make()
-    assert "'aux.learning_rate'" in suggest_name("aux.lr", get_defaults())
+    assert "'aux.learning_rate'" in format_hint("aux.lr", get_defaults())
     with pytest.raises(ConfigError, match=r"'CartPole-v1' .*EnvConfig\(id="):
         env("CartPole-v1")
     with pytest.raises(ValueError, match="config is 'cartpole-ppo'"):

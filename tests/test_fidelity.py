@@ -299,7 +299,7 @@ def test_the_loss_of_64_samples_is_the_originals(name: str, ddof: int, tmp_path:
     order = torch.randperm(64, generator=Generator().manual_seed(6))
     normalized = normalize_minibatches(samples, order, config.ppo).as_transitions()
     samples = samples.as_transitions()
-    loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=True)
+    loss = PolicyPhaseLoss(run.agent, config.ppo, trains_policy=True, trains_value=True)
     ours = loss(normalized, *run.learner.loss_coefficients())[0].item()
     assert ours == pytest.approx(written_loss(run, samples, ddof=ddof), abs=1e-6)
     # The comparison distinguishes the two deviations.

@@ -100,7 +100,7 @@ def test_a_bundle_has_the_chosen_families_and_all_that_the_package_needs(tmp_pat
     found = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
     assert found == names - {"envpool/atari/a.so", "envpool_assets/atari/rom"}
     kept = "import os\nimport envpool.procgen.registration  # noqa\n"
-    assert offline_bundle.entry_of(entry, ["procgen"]) == kept
+    assert offline_bundle.filter_imports(entry, ["procgen"]) == kept
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     there = set(map(offline_bundle.name_of, offline_bundle.PACKAGES)) | {"torch", "numpy"}
     assert set(map(offline_bundle.name_of, project["dependencies"])) - there <= {"pyqt5-qt5"}

@@ -69,7 +69,7 @@ def test_dormant_features_are_counted(tmp_path: Path) -> None:
         last.weight[:3], last.bias[:3] = 0, 0
     rollout = run.collect(run.buffer.next_rollout())
     run.learner.start_iteration()
-    found = run.learner.network_diagnostics(rollout)
+    found = run.learner.diagnose_networks(rollout)
     assert found == {"network/dormant_fraction": pytest.approx(3 / len(last.weight))}
 
 
@@ -81,10 +81,10 @@ def test_clipped_observations_are_counted(tmp_path: Path) -> None:
     run.learner.start_iteration()
     normalizer, name = run.agent.reader.normalizer, "observations/clipped_fraction"
     assert rollout.obs.abs().max() > 0.5 and normalizer is not None
-    assert run.learner.network_diagnostics(rollout)[name] == 0
+    assert run.learner.diagnose_networks(rollout)[name] == 0
     run.learner.update_observation_statistics(rollout)
     cut = ((rollout.obs.flatten(0, 1).float() - normalizer.shift) / normalizer.scale).abs() >= 0.5
-    found = run.learner.network_diagnostics(rollout)[name]
+    found = run.learner.diagnose_networks(rollout)[name]
     assert 0 < found < 1 and found == pytest.approx(float(cut.float().mean()))
 
 
@@ -93,5 +93,5 @@ def test_a_long_run_is_measured_thirty_times(tmp_path: Path) -> None:
     rollout = run.collect(run.buffer.next_rollout())
     for _ in range(90):
         run.learner.start_iteration()
-        found.append(bool(run.learner.network_diagnostics(rollout)))
+        found.append(bool(run.learner.diagnose_networks(rollout)))
     assert found == [True, False, False] * 30

@@ -167,11 +167,11 @@ def test_install_reports_a_large_build_that_is_not_needed(
     for gpu, package in itertools.product((False, True), (*CUDA, None)):
         found = report("torch==2.13.0+cpu", *others, *filter(None, [package]))
         monkeypatch.setattr(install, "has_nvidia_gpu", lambda gpu=gpu: gpu)
-        monkeypatch.setattr(install, "what_would_come", lambda _, found=found: found)
+        monkeypatch.setattr(install, "ask_pip_what_installs", lambda _, found=found: found)
         size = install.WITH_CUDA if package else install.WITHOUT_CUDA
         assert install.expected_size("torch==2.13.0") == size
         assert ("TORCH_INDEX" in capsys.readouterr().out) == (package is not None and not gpu)
-    monkeypatch.setattr(install, "what_would_come", lambda _: pytest.fail("pip was called"))
+    monkeypatch.setattr(install, "ask_pip_what_installs", lambda _: pytest.fail("pip was called"))
     monkeypatch.setenv("TORCH_INDEX", "file:///wheels")
     assert install.expected_size("torch==2.13.0") == install.WITHOUT_CUDA
 
@@ -193,7 +193,7 @@ def test_install_downloads_where_it_fits(install: Any, monkeypatch: pytest.Monke
         (small, size.disk + 0.001, size.load + 0.001, small),
     ):  # fmt: skip
         free |= {1: room, 2: other_room}
-        found = install.place_for_loading(size, environment=large, temporary=temporary)
+        found = install.choose_download_folder(size, environment=large, temporary=temporary)
         assert found is place
 
 

@@ -173,7 +173,7 @@ def test_other_steps_than_whole_episodes_do_not_count(tmp_path: Path, norm: Any)
     advantage = raw.as_transitions().advantage[counts]
     if norm != "none":
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-    loss = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=True)
+    loss = phases.PolicyPhaseLoss(run.agent, config.ppo, trains_policy=True, trains_value=True)
     coefficients = run.learner.loss_coefficients()
     expected = loss(replace(alone, advantage=advantage), *coefficients)
     torch.testing.assert_close(loss(normalized.as_transitions(), *coefficients), expected)
@@ -278,7 +278,7 @@ def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path))
     everything = Minibatch(samples_of(run).as_transitions(), torch.arange(32), split=False)
-    loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
+    loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
     frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
@@ -305,7 +305,7 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
         given.append(dict(zip(parameters, gradients, strict=True)))
 
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
-    loss = Large(run.agent, run.config.ppo, with_policy=True, with_value=True)
+    loss = Large(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
     step = run.executor.make_gradient_step(loss, run.learner.step_settings("policy"))
     minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
     with patch.object(optimize, "step_optimizer_", keep):
@@ -619,16 +619,16 @@ def test_an_interrupted_auxiliary_phase_continues_where_it_was(tmp_path: Path) -
     expected = auxiliary_phase(whole.learner, whole.buffer)
 
     def interrupt() -> None:
-        assert broken.buffer.progress is not None
-        if broken.buffer.progress.epoch == epoch:
+        assert broken.buffer.aux_progress is not None
+        if broken.buffer.aux_progress.epoch == epoch:
             raise KeyboardInterrupt
 
     for epoch in (0, 2):
         with pytest.raises(KeyboardInterrupt):
-            auxiliary_phase(broken.learner, broken.buffer, before_epoch=interrupt)
-        assert broken.buffer.progress is not None and broken.buffer.progress.epoch == epoch
+            auxiliary_phase(broken.learner, broken.buffer, on_epoch_start=interrupt)
+        assert broken.buffer.aux_progress is not None and broken.buffer.aux_progress.epoch == epoch
     found = auxiliary_phase(broken.learner, broken.buffer)
-    assert broken.buffer.progress is None and not changed(broken, weights(whole))
+    assert broken.buffer.aux_progress is None and not changed(broken, weights(whole))
     del found["time/auxiliary"], expected["time/auxiliary"]
     assert found == expected
 

@@ -160,7 +160,7 @@ def test_loss_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path:
     advantage, old = torch.linspace(-1, 1, 32).view(4, 8), rollout.log_prob - 1.0
     samples = rollout.policy_samples(advantage)
     samples = replace(samples, old_dist_params=uniform, old_log_prob=old)
-    loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)
+    loss = PolicyPhaseLoss(run.agent, config.ppo, trains_policy=True, trains_value=False)
     _, *others = run.learner.loss_coefficients()
     without, _ = loss(samples, torch.tensor(0.0), *others)
     with_penalty, terms = loss(samples, torch.tensor(1.0), *others)

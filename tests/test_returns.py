@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phasicrl.returns import (
-    discounted_forward_return,
+    compute_running_return,
     explained_variance,
     gae,
     mark_early_episodes,
@@ -186,7 +186,7 @@ def test_forward_return_by_hand_with_what_it_starts_from() -> None:
     # γ = ½. The first row carries 8 over: 1 + ½·8 = 5, 2 + ½·5 = 4.5, reset 3, 4 + ½·3 = 5.5. The
     # second row is reset at once.
     reward, start = torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, 4]]), torch.tensor([8.0, 100.0])
-    running = discounted_forward_return(reward, flags("..x.", "x..."), start, gamma=0.5)
+    running = compute_running_return(reward, flags("..x.", "x..."), start, gamma=0.5)
     assert running.tolist() == [[5, 4.5, 3, 5.5], [1, 2.5, 4.25, 6.125]]
 
 

@@ -216,9 +216,9 @@ def test_the_buffer_fills_slot_by_slot_and_is_written_over_after_clear() -> None
     assert len(set(places)) == K
     with pytest.raises(AssertionError, match="all 3 rollouts"):
         buffer.next_rollout()
-    buffer.progress = AuxiliaryProgress(torch.zeros(0), MeanAccumulator())
+    buffer.aux_progress = AuxiliaryProgress(torch.zeros(0), MeanAccumulator())
     buffer.clear()
-    assert buffer.progress is None and not buffer.is_full
+    assert buffer.aux_progress is None and not buffer.is_full
     assert buffer.next_rollout().obs.data_ptr() == places[0]
 
 

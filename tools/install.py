@@ -66,7 +66,7 @@ def main() -> int:
         else:
             size = expected_size(torch)
             environment = Path(sys.prefix)
-            folder = place_for_loading(
+            folder = choose_download_folder(
                 size, environment=environment, temporary=Path(tempfile.gettempdir())
             )
             if folder is None:
@@ -100,7 +100,7 @@ def expected_size(torch: str) -> Size:
     if os.environ.get("TORCH_INDEX"):
         say(f"Taking {torch} from TORCH_INDEX.")
         return WITHOUT_CUDA
-    if not brings_cuda(what_would_come(torch)):
+    if not brings_cuda(ask_pip_what_installs(torch)):
         return WITHOUT_CUDA
     if not has_nvidia_gpu():
         say(
@@ -117,7 +117,7 @@ def brings_cuda(report: dict[str, Any]) -> bool:
     return any(CUDA_PACKAGE.match(item["metadata"]["name"]) for item in report["install"])
 
 
-def place_for_loading(size: Size, *, environment: Path, temporary: Path) -> Path | None:
+def choose_download_folder(size: Size, *, environment: Path, temporary: Path) -> Path | None:
     """Return the folder in which what is loaded fits until it is installed into `environment`.
 
     `None` if nothing fits.
@@ -152,7 +152,7 @@ def no_room(size: Size, environment: Path) -> str:
     )
 
 
-def what_would_come(torch: str) -> dict[str, Any]:
+def ask_pip_what_installs(torch: str) -> dict[str, Any]:
     """Ask pip what it would install for `torch`."""
     # Older releases of pip load whole files to find that out; this one reads the index's metadata.
     pip("install", "--upgrade", pinned("pip", CONSTRAINTS.read_text()))

@@ -79,7 +79,7 @@ def unpack(path: Path, site: Path, families: Sequence[str]) -> None:
         wheel.extractall(site, [name for name in wheel.namelist() if is_wanted(name, families)])
 
 
-def entry_of(text: str, families: Sequence[str]) -> str:
+def filter_imports(text: str, families: Sequence[str]) -> str:
     """Return EnvPool's list of imports without the families that are left out."""
     lines = r"(?m)^import envpool\.(\w+).*\n?"
     return re.sub(lines, lambda line: line[0] if line[1] in families else "", text)
@@ -111,7 +111,7 @@ def main(
         make_wheel(str(Path(__file__).parents[1]), wheels)
         for path in sorted(wheels.iterdir()):
             unpack(path, site, families)
-        (site / ENTRY).write_text(entry_of((site / ENTRY).read_text(), families))
+        (site / ENTRY).write_text(filter_imports((site / ENTRY).read_text(), families))
         with tarfile.open(file, "w:xz") as packed:
             packed.add(site, ".")
     print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")

@@ -16,12 +16,12 @@ CHECKED = (
 """Files and folders to check."""
 IN_PART = ("tests", "tools", "benchmarks")
 """Folders with a check of names and of the first words of docstrings only."""
-WORDS = re.compile(
+BANNED_WORDS = re.compile(
     r"\b(told|tells|anew|nobody|dealt|goes on|of now|looked at|looks at|what is known|passed over|"
     r"of its own|knobs?|as one call|of then|aloud|beside it)\b",
     re.IGNORECASE,
 )
-ERROR = re.compile(
+BAD_ERROR = re.compile(
     r"\(?(?=raise (Value|Type)Error\b|yield f?['\"]|raise .*\bexpected\b)(raise \w++\(?+|yield )"
     r"(?!f?['\"](?!(it|its|they|this|must|too) )(unknown |[a-z ]*\{[^{}]*\}: \{error\}['\"]|"
     r"(\{|returned |[^;]+ (are|belongs|has|imports|is|of|raises|returned|returns|with|without) )"
@@ -31,7 +31,7 @@ ERROR = re.compile(
 
 Exceptions: an `unknown` name, and `<place>: {error}`, which puts a place before another error.
 """
-FIRST = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As|Which|That|If|Where|Those)\b")
+BAD_START = re.compile(r"\s*(Whether|What|How|The same|Told|Of|It|As|Which|That|If|Where|Those)\b")
 """Beginnings of docstrings that are neither a verb nor a noun."""
 ARTICLE = re.compile(r"(A|An|The|All|Each|Every|Our|Their)\b")
 """Beginnings of nouns, with which the docstring of a function does not begin."""
@@ -47,15 +47,15 @@ def find_problems(path: Path, text: str) -> Iterator[str]:
             ) if not name.startswith("test_") and (found := ARTICLE.match(value)):
                 yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}; use a verb"
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if in_part:
-                if found := WORDS.search(name.replace("_", " ")):
+                if found := BANNED_WORDS.search(name.replace("_", " ")):
                     yield f"{path}:{node.lineno}: {name} has {found[0]!r}"
             case ast.Expr(ast.Constant(value=str(value))):
-                if found := FIRST.match(value):
+                if found := BAD_START.match(value):
                     yield f"{path}:{node.lineno}: the docstring begins {found[1]!r}"
-            case ast.Raise() | ast.Yield() if not in_part and ERROR.match(ast.unparse(node)):
+            case ast.Raise() | ast.Yield() if not in_part and BAD_ERROR.match(ast.unparse(node)):
                 yield f"{path}:{node.lineno}: the error is not `<option> is <value>; expected …`"
     for number, line in enumerate(text.splitlines() if not in_part else (), start=1):
-        if found := WORDS.search(line):
+        if found := BANNED_WORDS.search(line):
             yield f"{path}:{number}: {found[0]!r}; use the word of the field"
 
 

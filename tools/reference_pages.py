@@ -15,7 +15,7 @@ from phasicrl.config import Config, get_defaults, get_option_docs
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
-from tools.result_tables import beside, blocks, on_reacher, one_out, table, task_name, trained
+from tools.result_tables import blocks, list_runs, on_reacher, one_out, show_suite, table, task_name
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -94,7 +94,7 @@ def presets_page() -> str:
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         changes = differences(preset.config, parent)
         summary = f"{preset.summary[0].upper()}{preset.summary[1:]}"
-        runs = "; ".join(f"{run} (`{place}`)" for run, place in trained(name)["runs"])
+        runs = "; ".join(f"{run} (`{place}`)" for run, place in list_runs(name)["runs"])
         text += f"\n## {name}\n\n{summary}. Source: {_with_links(preset.source)}. "
         text += f"Trained: {runs}. " if runs else "Not trained here. "
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n"
@@ -105,7 +105,7 @@ def presets_page() -> str:
 
 def trained_file() -> str:
     """Return what `phasicrl presets` reports of presets' runs, without commands of the checkout."""
-    found = {name: trained(name) for name in PRESETS}
+    found = {name: list_runs(name) for name in PRESETS}
     short = {name: of | {"runs": [run for run, _ in of["runs"]]} for name, of in found.items()}
     used = {name: of for name, of in short.items() if of["runs"]}
     return json.dumps(used, indent=1, ensure_ascii=False) + "\n"
@@ -125,7 +125,7 @@ SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari
 
 def in_suites(row: dict[str, str]) -> list[str]:
     """Return what each suite that measures a trick has found."""
-    return [beside(*re.split(": | → ", each)) for each in row["suites"].split("; ") if each]
+    return [show_suite(*re.split(": | → ", each)) for each in row["suites"].split("; ") if each]
 
 
 def tricks_page() -> str:

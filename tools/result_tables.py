@@ -334,7 +334,7 @@ def one_out(trick: str, task: str) -> str:
     return pair_of_means(pairs[task], ",.0f") if task in pairs else "–"
 
 
-def beside(name: str, *arms: str) -> str:
+def show_suite(name: str, *arms: str) -> str:
     """Format the greedy returns of a suite without a trick, and with it, on each task."""
     pairs = without_and_with(name, *arms).items()
     shown = ", ".join(f"{task_name(task)} {pair_of_means(pair)}" for task, pair in pairs)
@@ -348,7 +348,7 @@ def on_reacher(change: str) -> str:
     return pair_of_means((values, base), ".1f") if values else "–"
 
 
-def trained(preset: str) -> dict[str, Any]:
+def list_runs(preset: str) -> dict[str, Any]:
     """Return all runs of a preset, with a description and a place: their command or folder.
 
     `seeds` and `mean` are of the greedy returns with the preset's own options.
@@ -679,7 +679,7 @@ def bench() -> Cells:
         )  # fmt: skip
 
 
-def pieces() -> Cells:
+def make_encoder_rows() -> Cells:
     """Yield images per second by micro-batch and precision, and bf16's errors."""
     yield (
         "micro-batch", "fp32, images/s forward and backward", "bf16", "error of bf16: features",
@@ -780,7 +780,7 @@ TABLES: dict[str, Callable[[], Cells]] = {
     "speed": speed,
     "speed-in-short": speed_in_short,
     "bench": bench,
-    "pieces": pieces,
+    "pieces": make_encoder_rows,
     "scaling": several_processes,
     "large": large,
     "batch-invariance": sizes_of_the_batch,

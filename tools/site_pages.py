@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
     made = {"reference/commands.md": commands_page(), "reference/python.md": python_page()}
-    made |= {page: moved((ROOT / name).read_text(), name) for name, page in OF_ROOT.items()}
+    made |= {page: rewrite_links((ROOT / name).read_text(), name) for name, page in OF_ROOT.items()}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     pages = [ROOT / name for name in OF_ROOT] + sorted((ROOT / "docs").rglob("*.md"))
@@ -59,10 +59,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Have the links of a page of docs/ lead to where the site has what they name."""
     name = f"docs/{page.file.src_uri}"
-    return moved(markdown, name) if (ROOT / name).exists() else markdown
+    return rewrite_links(markdown, name) if (ROOT / name).exists() else markdown
 
 
-def moved(text: str, name: str) -> str:
+def rewrite_links(text: str, name: str) -> str:
     """Have the links of a page of the repository lead to the site's files."""
     folder = posixpath.dirname(site_path(name))
 

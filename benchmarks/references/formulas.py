@@ -185,7 +185,9 @@ class Side:
         if self.config.reward_norm.per == "none":
             return data["reward"]
         for reward, first in zip(data["reward"].T, data["first"].T, strict=True):
-            self.running = reward + self.config.reward_gamma * torch.where(first, 0, self.running)
+            self.running = reward + self.config.reward_norm_gamma * torch.where(
+                first, 0, self.running
+            )
             self.returns.append(self.running[:, None])
         self.scale = moments(self.returns)[1][0]
         return (data["reward"] / self.scale).clamp(-10, 10)

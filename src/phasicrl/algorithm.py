@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from phasicrl.config import Config
-from phasicrl.distributed import join
+from phasicrl.distributed import connect_ranks
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.directory import find_run_or_agent
 from phasicrl.training.build import UserObjects, restore_run, start_run
@@ -39,11 +39,11 @@ def learn(run: Run) -> None:
                 buffer,
                 on_stage=run.show,
                 on_epoch=run.log_epoch,
-                before_epoch=run.snapshot_and_maybe_save,
+                on_epoch_start=run.snapshot_and_maybe_save,
             )
         # Keep the rollouts for the phase that is left out at the end of a run, in case it is
         # resumed with more steps
-        if buffer.is_full and not learner.is_auxiliary_phase_left_out:
+        if buffer.is_full and not learner.is_last_auxiliary_phase_skipped:
             buffer.clear()
 
         # Log the metrics, call the callbacks; evaluate and save a checkpoint if either is due
@@ -93,7 +93,7 @@ def train(
     if not isinstance(config, Config):
         raise ValueError(f"config is {config!r}; expected a Config. get_preset(NAME) returns one")
     with (
-        join(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
+        connect_ranks(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
         start_run(config, resume=resume, world=world, **user_objects) as run,
     ):
         learn(run)
@@ -124,7 +124,7 @@ def resume(
     compute = files.config.compute
     given = {"accept_config_changes": accept_config_changes, "total_env_steps": total_env_steps}
     with (
-        join(device=compute.device, timeout=compute.rank_timeout) as world,
+        connect_ranks(device=compute.device, timeout=compute.rank_timeout) as world,
         restore_run(files.path, world=world, **given, **user_objects) as run,
     ):
         learn(run)

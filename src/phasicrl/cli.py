@@ -32,7 +32,7 @@ from phasicrl.config import (
     get_option_docs,
     require_imported_modules,
 )
-from phasicrl.config_io import escape_control_chars, read_options, suggest_name
+from phasicrl.config_io import escape_control_chars, format_hint, read_options
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
     if words[0] == "--version":
         return print(version("phasicrl"))
     if words[0] not in commands:
-        near = suggest_name(words[0], commands)
+        near = format_hint(words[0], commands)
         raise ValueError(f"unknown command {words[0]!r}{near}. `{prog} --help` lists all")
     commands[words[0]](words[1:])
 
@@ -393,9 +393,9 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     """Describe unknown arguments, with the options that may be meant."""
     flags = [f"--{path.replace('_', '-')}" for path in get_defaults()]
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
-        return "; unknown ".join(f"option {name}{suggest_name(name, flags)}" for name in names)
+        return "; unknown ".join(f"option {name}{format_hint(name, flags)}" for name in names)
     if "=" in unknown[0]:  # such as seed=3
-        near = suggest_name(unknown[0].partition("=")[0], flags)
+        near = format_hint(unknown[0].partition("=")[0], flags)
         return f"argument {unknown[0]!r}; expected --OPTION VALUE{near}"
     parts = [part for word in words for part in word.split("=", 1)]
     before = parts[: parts.index(unknown[0])]
@@ -504,7 +504,7 @@ def _show_presets(pattern: str = "") -> None:
         return print_lines([*_preset_lines(), "", part, more])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
-        near = suggest_name(pattern, PRESETS)
+        near = format_hint(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
     rows: list[tuple[str, ...]] = []
     trainings = read_trainings()

@@ -44,7 +44,7 @@ class Collector:
         # All processes draw the noise of all environments, so that an environment's actions do not
         # depend on the number of processes. The blank policy provides the shapes of the noise.
         num_envs = executor.world.size * envs.num_envs
-        self._local_noise = executor.world.local_slice(num_envs)
+        self._noise_slice = executor.world.local_slice(num_envs)
         self._blank_policy = agent.policy_head.distribution(
             torch.zeros(num_envs, 1, agent.policy_head.num_dist_params)
         )
@@ -60,7 +60,7 @@ class Collector:
         self._first = state["first"].to(self.executor.device)
         self._state = state["state"].to(self.executor.device)
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Reset the environments and the memory states."""
         self._obs = self.executor.upload(self.envs.reset())
         self.agent.check_images(self._obs)
@@ -68,12 +68,12 @@ class Collector:
         self._state = self.agent.initial_state(self.envs.num_envs)
 
     @torch.inference_mode()
-    def collect(self, rollout: Rollout, *, updates_obs_norm_before_targets: bool = False) -> None:
+    def collect(self, rollout: Rollout, *, updates_obs_norm_before_values: bool = False) -> None:
         """Fill `rollout` with the next T steps of every environment.
 
         Args:
             rollout: T steps of B environments, written in place.
-            updates_obs_norm_before_targets: update the observation statistics with this rollout,
+            updates_obs_norm_before_values: update the observation statistics with this rollout,
                 then compute its values, and any memory states again. All epochs over it also use
                 the new statistics. Log-probabilities remain those of the policy that acted, so that
                 ratios are importance weights.
@@ -84,16 +84,16 @@ class Collector:
         """
         with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):
             with self.executor.world.sync_errors("a rollout"):
-                truncations, steps = self._step_envs(rollout)
+                truncations, steps = self._collect_steps(rollout)
             # Episode statistics are of the environments of all processes.
             gather = self.executor.world.all_gather_cat
             self.episodes.update({name: gather(x.t()).t() for name, x in steps.items()})
             # Compute the values that acting left out, and all bootstrap values.
-            if updates_obs_norm_before_targets:
+            if updates_obs_norm_before_values:
                 self.agent.reader.update(rollout.obs, self.executor.world)
                 if self.agent.state_size:
                     truncations = self._recompute_memory(rollout, truncations)
-            if self._values_deferred or updates_obs_norm_before_targets:
+            if self._values_deferred or updates_obs_norm_before_values:
                 values = self.executor.infer_in_batches(rollout.segments(), self._compute_value)
                 rollout.value.copy_(values)
             self._fill_next_values(rollout, truncations)
@@ -107,7 +107,7 @@ class Collector:
             require_finite(policy=rollout.log_prob, value_function=values)
             self.agent.check_images(rollout.obs.flatten(0, 1))
 
-    def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
+    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
         """Act and step T times.
 
         Returns:
@@ -147,20 +147,20 @@ class Collector:
 
         The rollout stores actions before `env_action`, log-probabilities, masks and any values.
         """
-        noise = self._blank_policy.sample_noise(self.generator)[self._local_noise]
+        noise = self._blank_policy.sample_noise(self.generator)[self._noise_slice]
         inputs = [self._obs, self._first, self._state, self.executor.upload(noise)]
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, f"{self.envs.name} returned no action masks"
             rollout.action_mask[:, t] = mask = self.executor.upload(self.envs.action_mask)
             inputs.append(mask)
-        outputs = self.executor.call_compiled(self._policy_step, self.agent, inputs)
+        outputs = self.executor.call_compiled(self._compute_actions, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
         for value in values:
             rollout.value[:, t] = value
         return env_action
 
-    def _policy_step(
+    def _compute_actions(
         self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return actions, environment actions, log-probabilities and next memory states, `[B, …]`.

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from phasicrl import config_io
-from phasicrl.config_io import ConfigError, convert, get_types, suggest_name
+from phasicrl.config_io import ConfigError, convert, format_hint, get_types
 
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
 Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
@@ -86,7 +86,7 @@ class _Group:
         call = f"{cls.__name__}({next(iter(get_types(cls)))}=…)"
         problems = [f"{value!r} has no name; expected {call}" for value in given]
         unknown = [cls._prefix + name for name in values if name not in get_types(cls)]
-        problems += [f"unknown option {x}{suggest_name(x, get_defaults())}" for x in unknown]
+        problems += [f"unknown option {x}{format_hint(x, get_defaults())}" for x in unknown]
         if problems:
             raise ConfigError(problems)
         return super().__new__(cls)
@@ -750,7 +750,7 @@ class Config(_Group):
         return steps + self.num_iterations // self.aux_phase_interval * self.aux.epochs * per_epoch
 
     @property
-    def reward_gamma(self) -> float:
+    def reward_norm_gamma(self) -> float:
         """Discount factor of the running return: `reward_norm.gamma`, by default `ppo.gamma`."""
         return self.ppo.gamma if self.reward_norm.gamma is None else self.reward_norm.gamma
 
@@ -763,7 +763,7 @@ class Config(_Group):
         groups: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             if path not in get_defaults() and path not in self.__dataclass_fields__:
-                raise ValueError(f"unknown option {path}{suggest_name(path, get_defaults())}")
+                raise ValueError(f"unknown option {path}{format_hint(path, get_defaults())}")
             group, _, name = path.rpartition(".")
             groups.setdefault(group, {})[name] = value
         updates = groups.pop("", {})

@@ -46,7 +46,7 @@ class World:
     size: int = 1
     group: Any = None
     has_shared_error: bool = False
-    _request: BaseException | None = None
+    _end_request: BaseException | None = None
     _is_lost: bool = False
 
     @property
@@ -64,15 +64,15 @@ class World:
         if self.group is None:
             return
         # The last number of the message is positive if a rank requests the end of the run.
-        request = tensors[0].new_full((1,), float(self._request is not None))
+        request = tensors[0].new_full((1,), float(self._end_request is not None))
         message = torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors), request])
-        self._exchange(dist.all_reduce, message)
+        self._run_collective(dist.all_reduce, message)
         *means, request = message.div_(self.size).split([*(t.numel() for t in tensors), 1])
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.detach().copy_(mean.view(tensor.shape))
         # On a GPU, reading the number would wait; the next exchange of objects raises instead.
         if request.device.type == "cpu" and float(request) > 0:
-            self.any_rank(False)
+            self.all_reduce_any(False)
 
     def average_record(self, record: dict[str, float]) -> dict[str, float]:
         """Return the mean over all ranks of each number in a record of metrics."""
@@ -88,7 +88,7 @@ class World:
             return tensor
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._exchange(dist.all_gather, parts, tensor)
+        self._run_collective(dist.all_gather, parts, tensor)
         return torch.cat(parts)
 
     def all_gather_object(self, value: T) -> list[T]:
@@ -96,29 +96,29 @@ class World:
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size
-        self._exchange(dist.all_gather_object, values, value)
+        self._run_collective(dist.all_gather_object, values, value)
         return values
 
     def broadcast_object(self, value: T) -> T:
         """Return rank 0's picklable value on all ranks."""
         values = [value]
         if self.group is not None:
-            self._exchange(dist.broadcast_object_list, values)
+            self._run_collective(dist.broadcast_object_list, values)
         return values[0]
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors in place by those of rank 0."""
         for tensor in tensors if self.group is not None else ():
             whole = tensor.detach().contiguous()
-            self._exchange(dist.broadcast, whole, 0)
+            self._run_collective(dist.broadcast, whole, 0)
             tensor.detach().copy_(whole)
 
-    def any_rank(self, is_true: bool) -> bool:
+    def all_reduce_any(self, is_true: bool) -> bool:
         """Return whether a condition is true on any rank.
 
         The error of `request_end`, if a rank has called it, is raised on all ranks.
         """
-        answers = self.all_gather_object((is_true, self._request))
+        answers = self.all_gather_object((is_true, self._end_request))
         self._raise_request([request for _, request in answers])
         return any(answer for answer, _ in answers)
 
@@ -140,7 +140,7 @@ class World:
                 raise
             failure = error
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
-        answers = self.all_gather_object((text, self._request))
+        answers = self.all_gather_object((text, self._end_request))
         self.has_shared_error = any(text is not None for text, _ in answers)
         if failure is not None:
             raise failure
@@ -171,12 +171,12 @@ class World:
 
     def request_end(self, error: BaseException) -> bool:
         """Make all ranks raise an error at their next exchange; return False for one process."""
-        self._request = error if self.group is not None else None
+        self._end_request = error if self.group is not None else None
         return self.group is not None
 
     def cancel_end_request(self) -> None:
         """Cancel the error of `request_end`, because the run is ending already."""
-        self._request = None
+        self._end_request = None
 
     def _raise_request(self, requests: list[BaseException | None]) -> None:
         """Raise the error of the lowest rank that requested an end, if any did."""
@@ -185,7 +185,7 @@ class World:
                 self.has_shared_error = True
                 raise type(request)(f"{request} on rank {rank}")
 
-    def _exchange(self, operation: Callable[..., Any], *arguments: Any) -> None:
+    def _run_collective(self, operation: Callable[..., Any], *arguments: Any) -> None:
         """Call an operation of `torch.distributed`.
 
         Raises:
@@ -212,7 +212,7 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
 
 
 @contextmanager
-def join(*, device: str, timeout: float) -> Iterator[World]:
+def connect_ranks(*, device: str, timeout: float) -> Iterator[World]:
     """Connect the processes that `torchrun` has started, until the end of the block.
 
     The processes of a machine divide its cores among them, if there are enough.

@@ -19,7 +19,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
-from phasicrl.models.diagnostics import network_diagnostics
+from phasicrl.models.diagnostics import diagnose_networks
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.normalize import EmaMoments, RewardNormalizer
 from phasicrl.rollout import Rollout
@@ -29,7 +29,7 @@ Record = dict[str, float]
 
 _DIAGNOSTICS_PER_RUN, _MIN_OBS = 30, 128
 """Approximate number of network diagnostics per run, and minimum observations for each."""
-_COUNTERS = ("iteration", "env_steps", "kl_coef", "lr_multiplier")
+_SAVED_FIELDS = ("iteration", "env_steps", "kl_coef", "lr_multiplier")
 
 
 class Learner:
@@ -48,7 +48,7 @@ class Learner:
         reward_normalizer: running scale of the rewards; None if they are not normalized.
         proximal: average of the weights that PPO-EWMA clips around; None without PPO-EWMA.
         advantage_moments: running moments of the advantages; None if each batch has its own.
-        scheduled: configuration with the current values of the options that follow schedules.
+        scheduled_config: configuration with the current values of options that follow schedules.
         iteration: number of rollouts since the start of the run, each with its policy phase.
         env_steps: number of environment steps of these rollouts, over all processes.
         kl_coef: weight of the KL penalty.
@@ -60,11 +60,11 @@ class Learner:
         schedule: ScheduleFunction | None = None,
     ) -> None:  # fmt: skip
         self.config, self.agent, self.executor, self.generator = config, agent, executor, generator
-        self.schedule, self.scheduled = schedule, config.with_schedules(schedule, 0.0)
+        self.schedule, self.scheduled_config = schedule, config.with_schedules(schedule, 0.0)
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm).per != "none":
-            options = {"gamma": config.reward_gamma, "clip": norm.clip}
+            options = {"gamma": config.reward_norm_gamma, "clip": norm.clip}
             per_step, num_envs = norm.per == "step", config.env.num_envs
             normalizer = RewardNormalizer(num_envs, **options, per_step=per_step)
             self.reward_normalizer = normalizer.to(executor.device)
@@ -93,20 +93,20 @@ class Learner:
         One follows every `config.aux_phase_interval` iterations, except the last of the run (OPPG
         ppg.py:259).
         """
-        return self._is_last_of_phase and self.env_steps < self.config.budget
+        return self._ends_aux_interval and self.env_steps < self.config.budget
 
     @property
-    def is_auxiliary_phase_left_out(self) -> bool:
+    def is_last_auxiliary_phase_skipped(self) -> bool:
         """Return whether an auxiliary phase is due but left out, as the run is at its end."""
-        return self._is_last_of_phase and self.env_steps >= self.config.budget
+        return self._ends_aux_interval and self.env_steps >= self.config.budget
 
     @property
-    def _is_last_of_phase(self) -> bool:
+    def _ends_aux_interval(self) -> bool:
         is_last = self.iteration > 0 and self.iteration % self.config.aux_phase_interval == 0
         return self.config.has_auxiliary_phase and is_last
 
     @property
-    def updates_obs_norm_before_targets(self) -> bool:
+    def updates_obs_norm_before_values(self) -> bool:
         """Return whether the next rollout updates the observation statistics before its values."""
         norm = self.config.obs_norm
         return norm.statistics != "none" and norm.from_first_rollout and self.iteration == 0
@@ -115,19 +115,19 @@ class Learner:
         """Count the iteration, apply the schedules, and return the values as metrics."""
         progress = self.env_steps / self.config.budget
         with self.executor.world.sync_errors("schedule"):
-            self.scheduled = self.config.with_schedules(self.schedule, progress)
+            self.scheduled_config = self.config.with_schedules(self.schedule, progress)
         self.iteration += 1
         self.env_steps += self.config.batch_size
         self._previous_moments = copy.deepcopy(self.advantage_moments)
         self._set_learning_rates()
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
         record = {"charts/learning_rate": rates[0]}
-        if self.scheduled.ppo.value_learning_rate is not None and len(rates) > 1:
+        if self.scheduled_config.ppo.value_learning_rate is not None and len(rates) > 1:
             record["charts/value_learning_rate"] = rates[1]
         if self.schedule or self.config.ppo.clip_schedule != "constant":
-            record["charts/clip"] = self.scheduled.ppo.clip or math.inf
+            record["charts/clip"] = self.scheduled_config.ppo.clip or math.inf
         if self.schedule or self.config.ppo.entropy_schedule != "constant":
-            record["charts/entropy_coef"] = self.scheduled.ppo.entropy_coef
+            record["charts/entropy_coef"] = self.scheduled_config.ppo.entropy_coef
         return record
 
     def restore_advantage_moments(self) -> EmaMoments | None:
@@ -146,7 +146,7 @@ class Learner:
         The running statistics are updated first; the previous scale, which the rollout's values
         refer to, is stored in the rollout.
         """
-        reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
+        reward, normalizer = self._clip_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, {}
         by_termination = self.config.reward_norm.reset_at == "termination"
@@ -161,14 +161,14 @@ class Learner:
 
     def rescale_to_current(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Rescale an earlier rollout's rewards and `next_value` `[B, T]` to the current scale."""
-        reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
+        reward, normalizer = self._clip_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, rollout.next_value
         scale = rollout.reward_scale
         ratio = torch.where(scale > 0, scale / normalizer.scale.float(), 1.0)
         return normalizer.scale_reward(reward), rollout.next_value * ratio.unsqueeze(1)
 
-    def _clipped_reward(self, rollout: Rollout) -> Tensor:
+    def _clip_reward(self, rollout: Rollout) -> Tensor:
         clip = self.config.ppo.reward_clip
         return rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
 
@@ -182,13 +182,13 @@ class Learner:
         if norm.statistics != "none" and not (norm.from_first_rollout and self.iteration <= 1):
             self.agent.reader.update(rollout.obs, self.executor.world)
 
-    def network_diagnostics(self, rollout: Rollout) -> Record:
+    def diagnose_networks(self, rollout: Rollout) -> Record:
         """Measure the fractions of dormant features and clipped inputs, about 30 times per run."""
         if (self.iteration - 1) % max(1, self.config.num_iterations // _DIAGNOSTICS_PER_RUN):
             return {}
         obs = rollout.obs[:, :: max(1, self.config.batch_size // _MIN_OBS)].flatten(0, 1)
         precision, world = self.executor.precision("policy"), self.executor.world
-        return network_diagnostics(self.agent, obs, precision=precision, world=world)
+        return diagnose_networks(self.agent, obs, precision=precision, world=world)
 
     def adapt_learning_rate(self, minibatch_kl: float) -> None:
         """Adapt the learning rates of the policy phase to the KL of a minibatch."""
@@ -203,7 +203,7 @@ class Learner:
 
         ε is float64, so that 1 ± ε is rounded once, and infinite without clipping.
         """
-        ppo, device = self.scheduled.ppo, self.executor.device
+        ppo, device = self.scheduled_config.ppo, self.executor.device
         weights = [torch.tensor(x, device=device) for x in (self.kl_coef, ppo.entropy_coef)]
         return [*weights, torch.tensor(ppo.clip or math.inf, dtype=torch.float64, device=device)]
 
@@ -242,7 +242,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of networks, optimizers, statistics and counters to save."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED_FIELDS}
         state |= {name: each and each.state_dict() for name, each in self._modules.items()}
         optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
         return state | {"optimizers": optimizers, "generator": self.generator.get_state()}
@@ -250,7 +250,7 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
         ppo = self.config.ppo  # its options hold, also where they have been changed
-        for name in _COUNTERS:
+        for name in _SAVED_FIELDS:
             setattr(self, name, state[name])
         if not (ppo.kl_penalty and ppo.kl_penalty_target and self.kl_coef):
             self.kl_coef = ppo.kl_penalty
@@ -265,7 +265,7 @@ class Learner:
 
     def _set_learning_rates(self) -> None:
         """Set the learning rate of each optimizer and network."""
-        ppo, aux = self.scheduled.ppo, self.scheduled.aux
+        ppo, aux = self.scheduled_config.ppo, self.scheduled_config.aux
         for name, optimizer in self.optimizers.items():
             is_own = name == "aux" and aux.optimizer == "own"
             for network, group in enumerate(optimizer.param_groups):

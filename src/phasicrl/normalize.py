@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from phasicrl.config import Statistics
 from phasicrl.distributed import SINGLE_PROCESS, World
-from phasicrl.returns import discounted_forward_return
+from phasicrl.returns import compute_running_return
 
 
 class RunningMoments(nn.Module):
@@ -183,7 +183,7 @@ class RewardNormalizer(nn.Module):
                 reward counts for the next episode and time limits are ignored.
         """
         start, gamma = self.running_return, self.gamma
-        returns = discounted_forward_return(reward.double(), reset_before, start, gamma=gamma)
+        returns = compute_running_return(reward.double(), reset_before, start, gamma=gamma)
         self.running_return.copy_(returns[:, -1])
         if self.per_step:
             scale = _to_divisor(self.moments.update_per_step(returns))

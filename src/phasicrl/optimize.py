@@ -192,7 +192,7 @@ class MeanAccumulator:
             self._parts[tuple(part["names"])] = part["sums"].to(device), part["weight"]
         self._before = self._totals()
 
-    def means_since_last_call(self) -> dict[str, float]:
+    def pop_means(self) -> dict[str, float]:
         """Return the mean of each metric since the last call, or since `load_state_dict`."""
         recent: dict[str, float] = {}
         for name, (total, weight) in self._totals().items():

@@ -56,24 +56,24 @@ class PolicyPhaseLoss:
     Attributes:
         agent: agent that is trained.
         ppo: options of the policy phase.
-        with_policy: whether the policy is trained.
-        with_value: whether the value function is trained.
+        trains_policy: whether the policy is trained.
+        trains_value: whether the value function is trained.
         precision: precision of the encoders.
     """
 
     agent: Agent
     ppo: PPOConfig
-    with_policy: bool
-    with_value: bool
+    trains_policy: bool
+    trains_value: bool
     precision: Precision = "fp32"
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
         """Return the mean loss and its terms; for coefficients, see `Learner.loss_coefficients`."""
         agent, precision = self.agent, self.precision
         # Run only the networks that are trained.
-        if not self.with_policy:
+        if not self.trains_policy:
             return self._value_loss(agent.value(*samples.inputs, precision=precision), samples)
-        if not self.with_value:
+        if not self.trains_value:
             policy, _ = agent.policy(*samples.inputs, samples.action_mask, precision=precision)
             return self._policy_loss(policy, samples, coefficients)
         output = agent(*samples.inputs, samples.action_mask, precision=precision)
@@ -362,7 +362,7 @@ def policy_phase(
 
     # Compute advantages Â and value targets V̂ from the rollout's own values.
     samples, target_record = _compute_targets_and_update_value_norm(learner, rollout, reward)
-    record |= target_record | learner.network_diagnostics(rollout)
+    record |= target_record | learner.diagnose_networks(rollout)
 
     # Store the old policy for an exact KL (PPO-EWMA computes its own before each step), and the
     # old values for value clipping: recomputed values overwrite the rollout's.
@@ -395,7 +395,7 @@ def policy_phase(
         loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
         step = executor.make_gradient_step(loss, learner.step_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
-            _adapt_to_minibatch_kl(learner, minibatch, phase)
+            _adapt_rate_to_minibatch_kl(learner, minibatch, phase)
             means.add(*step(minibatch, *coefficients))
             learner.update_proximal_policy(phase)
 
@@ -413,7 +413,7 @@ def policy_phase(
         record |= learner.adapt_kl_penalty(record["losses/epoch_kl"])
     # Before an auxiliary phase, leave the statistics of observations: it normalizes as the last
     # rollout did, and updates them at its end. It may come later if the run is made longer.
-    if not (learner.is_auxiliary_phase_due or learner.is_auxiliary_phase_left_out):
+    if not (learner.is_auxiliary_phase_due or learner.is_last_auxiliary_phase_skipped):
         learner.update_observation_statistics(rollout)
     return _average_and_check(means.result(), executor.world) | record | seconds
 
@@ -440,7 +440,7 @@ def _shuffled_minibatches(
 
 
 @torch.no_grad()
-def _adapt_to_minibatch_kl(
+def _adapt_rate_to_minibatch_kl(
     learner: Learner, minibatch: Minibatch[PolicySamples], phase: Phase
 ) -> None:
     """With `adaptive_kl`, adapt the learning rate to the KL of the minibatch before its step.
@@ -459,18 +459,18 @@ def _adapt_to_minibatch_kl(
 
 def auxiliary_phase(
     learner: Learner, buffer: PhaseBuffer, *, on_stage: OnStage = _noop,
-    on_epoch: OnEpoch = _noop, before_epoch: Callable[[], None] = _noop,
+    on_epoch: OnEpoch = _noop, on_epoch_start: Callable[[], None] = _noop,
 ) -> Record:  # fmt: skip
     """Train policy, value and auxiliary heads for E_aux epochs on all rollouts of the phase.
 
-    A phase that was interrupted continues with the epoch in `buffer.progress`.
+    A phase that was interrupted continues with the epoch in `buffer.aux_progress`.
 
     Args:
         learner: agent with an auxiliary value head, and optimizers; trained in place.
         buffer: rollouts of a full phase.
         on_stage: callback at the start of each stage, see `OnStage`.
         on_epoch: callback at the end of each epoch, see `OnEpoch`.
-        before_epoch: callback before each epoch, for checkpoints: learner and buffer then hold
+        on_epoch_start: callback before each epoch, for checkpoints: learner and buffer then hold
             everything that the rest of the phase needs.
 
     Returns:
@@ -485,12 +485,12 @@ def auxiliary_phase(
 
     # Store the policy before the phase, π_old; the value targets V̂ are those of the policy phases,
     # unless they are recomputed here.
-    if buffer.progress is None:
+    if buffer.aux_progress is None:
         if aux.recompute_targets:
             _recompute_targets(learner, buffer)
         params = compute_dist_params(agent, buffer.segments(), executor=executor, kl_phase="aux")
-        buffer.progress = AuxiliaryProgress(params, MeanAccumulator())
-    progress = buffer.progress
+        buffer.aux_progress = AuxiliaryProgress(params, MeanAccumulator())
+    progress = buffer.aux_progress
     start -= progress.seconds
 
     # An epoch uses all rollouts of the phase, or as much data as `iterations_per_epoch` have.
@@ -509,14 +509,14 @@ def auxiliary_phase(
     while progress.epoch < aux.epochs:
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         progress.seconds = perf_counter() - start
-        before_epoch()
+        on_epoch_start()
         order = samples.random_order(unit=unit, generator=learner.generator)
         minibatches = samples.minibatches(num_minibatches, order, unit=unit)
         for minibatch in islice(minibatches, num_used):
             progress.means.add(*step(minibatch))
         on_epoch("aux", progress.epoch, progress.means)
         progress.epoch += 1
-    buffer.progress = None
+    buffer.aux_progress = None
 
     # Restart the proximal policy at the current weights; update the observation statistics.
     if learner.proximal is not None:

@@ -18,7 +18,7 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.config_io import suggest_name
+from phasicrl.config_io import format_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +383,7 @@ def get_preset(name: str) -> Config:
         ValueError: there is no such preset; the message suggests a name.
     """
     if name not in PRESETS:
-        near = suggest_name(name, PRESETS)
+        near = format_hint(name, PRESETS)
         raise ValueError(f"unknown preset {name!r}{near}; `phasicrl presets` lists all")
     return PRESETS[name].config
 

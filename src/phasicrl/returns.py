@@ -162,7 +162,7 @@ def mark_early_episodes(
     return mask
 
 
-def discounted_forward_return(
+def compute_running_return(
     reward: Float[Tensor, "B T"],
     reset_before: Bool[Tensor, "B T"],
     start: Float[Tensor, " B"],

@@ -266,7 +266,7 @@ class PhaseBuffer:
     ) -> None:  # fmt: skip
         self.num_rollouts = num_rollouts
         self.num_filled = 0
-        self.progress: AuxiliaryProgress | None = None
+        self.aux_progress: AuxiliaryProgress | None = None
 
         def zeros(
             *shape: int, dtype: torch.dtype = torch.float32, steps: tuple[int, ...] = (num_steps,)
@@ -310,7 +310,7 @@ class PhaseBuffer:
 
     def clear(self) -> None:
         """Mark all slots as free; later rollouts overwrite them."""
-        self.num_filled, self.progress = 0, None
+        self.num_filled, self.aux_progress = 0, None
 
     def auxiliary_samples(
         self, old_dist_params: Float[Tensor, "KB T P"], *, num_last: int | None = None

@@ -246,14 +246,14 @@ class ActionLayout:
         self._starts = starts if any(np.any(start) for start in starts.values()) else {}
         # [C], first column of each discrete component in a mask
         self._mask_offsets = np.cumsum([0, *count_choices(space)])[:-1]
-        self._names = names
+        self._paths = names
 
     def unflatten(self, action: np.ndarray) -> Any:
         """Convert flat actions `[B, *shape]` to copies `[B, …]` in the space's structure."""
         num = len(action)
         if not self.shape:  # the most frequent case
             return (action + _start(self.space)).astype(self.space.dtype)
-        rows = action.reshape(num, len(self._names))
+        rows = action.reshape(num, len(self._paths))
         values: dict[KeyPath, np.ndarray] = {}
         for path, leaf, columns in self._leaves:
             part = rows[:, columns].reshape(num, *(leaf.shape or ()))
@@ -266,7 +266,7 @@ class ActionLayout:
 
     def unflatten_tensor(self, action: Tensor) -> Any:
         """Convert flat actions to tensors `[B, …]` in the space's structure, int64 or float32."""
-        rows = action.reshape(len(action), len(self._names))
+        rows = action.reshape(len(action), len(self._paths))
         values: dict[KeyPath, Any] = {}
         for path, leaf, columns in self._leaves:
             part = rows[:, columns].reshape(len(rows), *(leaf.shape or ()))
@@ -304,22 +304,22 @@ class ActionLayout:
             raise ValueError(
                 f"{name}: the actions are {given}; expected a tensor of {kind} of shape {shape}"
             )
-        rows, ends = action.reshape(num_envs, len(self._names)), self.num_choices
-        self._check_none(name, rows, ~np.isfinite(rows), "a finite number. A network has diverged")
+        rows, ends = action.reshape(num_envs, len(self._paths)), self.num_choices
+        self._reject_bad(name, rows, ~np.isfinite(rows), "a finite number. A network has diverged")
         outside = (rows < 0) | (rows >= ends) | (rows != np.floor(rows))
-        self._check_none(name, rows, outside & (ends > 0), "an integer from 0 to {last}")
+        self._reject_bad(name, rows, outside & (ends > 0), "an integer from 0 to {last}")
         if action_mask is not None:
             columns = rows[:, self._discrete].astype(np.int64) + self._mask_offsets
             blocked = np.zeros(rows.shape, bool)
             blocked[:, self._discrete] = ~np.take_along_axis(action_mask, columns, axis=1)
-            self._check_none(name, rows, blocked, "one that `action_mask` allows")
+            self._reject_bad(name, rows, blocked, "one that `action_mask` allows")
 
     def _is_valid_discrete(self, action: np.ndarray, num_envs: int) -> bool:
         """Return whether actions are valid choices of a plain `Discrete` space, checked fast."""
         is_batch = not self.shape and action.dtype.kind == "i" and action.shape == (num_envs,)
         return bool(is_batch and action.min() >= 0 and action.max() < self.num_choices[0])
 
-    def _check_none(self, name: str, rows: np.ndarray, bad: np.ndarray, rule: str) -> None:
+    def _reject_bad(self, name: str, rows: np.ndarray, bad: np.ndarray, rule: str) -> None:
         """Raise an error about the first of actions `[B, K]` that is `bad` `[B, K]`, if any.
 
         In the rule, `{last}` is the last choice of the component.
@@ -327,7 +327,7 @@ class ActionLayout:
         if not bad.any():
             return
         index, i = map(int, np.argwhere(bad)[0])
-        component = f", component {i} ({format_path(self._names[i])})" if self.shape else ""
+        component = f", component {i} ({format_path(self._paths[i])})" if self.shape else ""
         given = f"action {rows[index, i]} for environment {index}{component}"
         rule = rule.format(last=self.num_choices[i] - 1)
         raise ValueError(f"{name}: {given}; expected {rule}")

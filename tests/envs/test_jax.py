@@ -114,7 +114,7 @@ def test_every_kind_is_compiled_once_and_restored(env_id: str) -> None:
         for name in ("obs", "reward", "terminated", "truncated"):
             assert_same(getattr(one, name), getattr(other, name))
     for each in (envs, twin):
-        assert each._simulator._advance._cache_size() == 1  # type: ignore[attr-defined]
+        assert each._simulator._jit_step._cache_size() == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
 from phasicrl.envs.envpool import PROCGEN_GAMES, get_family_by_task, import_envpool
-from phasicrl.envs.make import episode_limit, list_envs, make_envs, resolve
+from phasicrl.envs.make import get_time_limit, list_envs, make_envs, resolve_env_id
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from tests.envs.counting import Counting, Spaces
 
@@ -45,7 +45,7 @@ def refused(message: str, make_env: Any = None, **settings: Any) -> None:
 def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None:
     if env_id.startswith("FrozenLake8x8") and "FrozenLake8x8-v1" in get_family_by_task():
         expected = ("envpool", "FrozenLake8x8-v1")
-    assert resolve(env_id) == expected
+    assert resolve_env_id(env_id) == expected
 
 
 @needs_envpool
@@ -91,7 +91,7 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
     for env_id in ("procgen:starpilot", "envpool:CartPole-v1"):
         with pytest.raises(ImportError, match=r"EnvPool is not installed: pip install"):
             make_envs(EnvConfig(id=env_id, num_envs=2), seed=1)
-    assert resolve("CartPole-v1") == ("gymnasium", "CartPole-v1")
+    assert resolve_env_id("CartPole-v1") == ("gymnasium", "CartPole-v1")
     refused(r"'Pong-v5', an unknown environment.*EnvPool is not installed: pip", id="Pong-v5")
     assert not any(env_id.startswith("envpool") for env_id in list_envs())
 
@@ -148,7 +148,7 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
     assert everything[:16] == [f"procgen:{game}" for game in PROCGEN_GAMES]
     assert list_envs("no such thing") == []
     for env_id in everything[::40]:
-        assert resolve(env_id) == (env_id.partition(":")[0], env_id.partition(":")[2])
+        assert resolve_env_id(env_id) == (env_id.partition(":")[0], env_id.partition(":")[2])
 
 
 @pytest.mark.parametrize(("config", "limit"), [
@@ -163,4 +163,4 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
 def test_the_limit_of_an_episode_is_known_without_playing(
     config: EnvConfig, limit: int | None
 ) -> None:
-    assert episode_limit(config) == limit
+    assert get_time_limit(config) == limit

@@ -70,7 +70,7 @@ def test_values_are_read_as_the_type_of_the_default(
 def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convert_options("x", given, TAKES)
-    assert convert_options("x", {"new": "1"}, TAKES, takes_more=True) == {"new": 1}
+    assert convert_options("x", {"new": "1"}, TAKES, accepts_any=True) == {"new": 1}
 
 
 def test_options_keep_their_values_in_files() -> None:

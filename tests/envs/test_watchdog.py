@@ -35,11 +35,11 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     def life() -> Iterator[object]:
         yield  # nothing is called
         for _ in range(5):
-            made[0].call = "step()", 3.0  # the same call again is another one
+            made[0].current_call = "step()", 3.0  # the same call again is another one
             yield from range(3)
-            made[0].call = None
+            made[0].current_call = None
             yield
-        made[0].call = "reset()", 3.0
+        made[0].current_call = "reset()", 3.0
         yield from range(4)
 
     class HandSet(threading.Event):
@@ -59,7 +59,7 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     dog = EnvWatchdog("mine")
     made[:] = [dog]
     with pytest.raises(Ended, match="4"):
-        dog._count_seconds()
+        dog._watch_calls()
     assert "mine: reset() has not returned within 3.0 s; it hangs" in capfd.readouterr().err
 
 

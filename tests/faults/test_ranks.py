@@ -27,7 +27,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
 from phasicrl.execution.executor import EagerStep
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import list_checkpoints, load_part, read_manifest
+from phasicrl.runs.checkpoint import list_checkpoints, load_rank_state, read_manifest
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training import build
 from phasicrl.training.run import Run
@@ -108,7 +108,7 @@ def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
 
 def second(folder: Path) -> Any:
     """Return the second process's part of the newest checkpoint."""
-    return load_part(only_run(folder).checkpoints[-1], rank=1)
+    return load_rank_state(only_run(folder).checkpoints[-1], rank=1)
 
 
 def tree(part: Any) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def test_a_signal_to_one_rank_ends_all(tmp_path: Path, fault: Fault) -> None:
 
 def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> None:
     """Train, while one process cannot write its part from the sixth checkpoint on."""
-    plain, calls = checkpoint._write_part, []
+    plain, calls = checkpoint._write_rank_state, []
 
     def write(*args: Any) -> Any:
         calls.append(args)
@@ -234,7 +234,7 @@ def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> No
             raise OSError(errno.ENOSPC, "No space left on device", str(args[1]))
         return plain(*args)
 
-    checkpoint._write_part = write
+    checkpoint._write_rank_state = write
     begin_or_resume(folder, changes)
 
 

@@ -107,8 +107,8 @@ def test_each_loss_reaches_the_networks_of_its_value_path_and_phase(
     numbers, action = torch.randn(S, L), torch.zeros(S, L, dtype=torch.long)
     seen, old = (obs, NEVER, torch.zeros(S, 0), None, numbers), output.policy.dist_params.detach()
     of_policy = PolicySamples(*seen, action, numbers, numbers, numbers)
-    for with_policy in (True, False):
-        loss = PolicyPhaseLoss(agent, PPOConfig(), with_policy, with_value=True)
+    for trains_policy in (True, False):
+        loss = PolicyPhaseLoss(agent, PPOConfig(), trains_policy, trains_value=True)
         _, terms = loss(of_policy, *torch.zeros(3))
         assert reached(agent, terms["losses/value_loss"]) == {"value_head", *in_policy_phase}
     _, terms = AuxiliaryLoss(agent, tiny_aux())(AuxiliarySamples(*seen, old))

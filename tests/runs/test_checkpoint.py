@@ -22,7 +22,12 @@ import torch
 
 from phasicrl.distributed import World
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, load_part
+from phasicrl.runs.checkpoint import (
+    CheckpointError,
+    list_checkpoints,
+    load_checkpoint,
+    load_rank_state,
+)
 from tests.helpers import assert_same
 
 TREE: dict[str, Any] = {
@@ -111,7 +116,7 @@ def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
 
     def is_read_as_it_was() -> bool:
         try:
-            tree, chunks = load_part(newest, run_id="a")
+            tree, chunks = load_rank_state(newest, run_id="a")
         except Exception:
             return False
         assert_same([tree, chunks], [{"which": 2, "x": torch.ones(3)}, {"a": {"x": torch.ones(2)}}])

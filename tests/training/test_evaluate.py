@@ -72,8 +72,8 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
 def test_an_evaluation_ends_where_episodes_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_runs, "LONG_EPISODE", 10)
-    monkeypatch.setattr(of_runs, "MAX_EPISODE", 40)
+    monkeypatch.setattr(of_runs, "LONG_EPISODE_STEPS", 10)
+    monkeypatch.setattr(of_runs, "MAX_EPISODE_STEPS", 40)
     config = tiny(tmp_path).with_updates({"evaluation.every_iterations": 2})
     with pytest.warns(RuntimeWarning, match="10 steps.*max_episode_steps"):
         run = train(config, make_env=countdowns(3, 10**9))

@@ -173,7 +173,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     def stop_at_each(run: Run) -> None:
         """Stop at the phase's every epoch once, as soon as its state has been kept."""
         checkpoint(run)
-        progress = run.buffer.progress
+        progress = run.buffer.aux_progress
         if progress is not None and run.iteration == at and progress.epoch not in epochs:
             epochs.append(progress.epoch)
             raise _Stop

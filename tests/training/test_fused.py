@@ -102,7 +102,7 @@ def collect(
         action_shape=drawn.shape[2:], action_dtype=drawn.dtype, state_size=agent.state_size,
         num_actions=envs.mask_size or None, device=torch.device("cpu"),
     )  # fmt: skip
-    collector.start()
+    collector.reset()
     for _ in range(3):
         rollout = buffer.next_rollout()
         for tensor in rollout.tensors().values():  # so that a cell that is not written shows

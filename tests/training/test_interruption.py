@@ -111,13 +111,13 @@ def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
 ) -> None:
     """The run's handler would swallow later signals."""
 
-    def full(rows: metrics._Rows) -> None:
+    def full(rows: metrics._RowFile) -> None:
         raise OSError(28, "No space left on device")
 
     before = signal.getsignal(signal.SIGTERM)
     run = open_run(tiny(tmp_path))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"), run:
-        patch.setattr(metrics._Rows, "flush", full)
+        patch.setattr(metrics._RowFile, "flush", full)
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -247,7 +247,7 @@ def test_a_longer_run_keeps_what_it_did_of_the_phase_that_was_left_out(
         run.show = strike  # type: ignore[method-assign]
         learn(run)
     with build.restore_run(short.directory, make_env=corridor) as run:
-        progress = run.buffer.progress
+        progress = run.buffer.aux_progress
         assert (run.buffer.num_filled, progress and progress.epoch) == kept
 
 

@@ -106,7 +106,7 @@ def test_the_loss_has_the_current_clip_range_and_entropy_bonus(tmp_path: Path) -
     rollout = run.collect(run.buffer.next_rollout())
     samples = rollout.policy_samples(torch.ones(4, 8))
     samples = replace(samples, old_log_prob=samples.old_log_prob - 0.3)
-    loss = PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=False)
+    loss = PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=False)
     for x, y in zip(FACTORS["linear"], FACTORS["cosine"], strict=True):
         run.learner.start_iteration()
         value, terms = loss(samples, *run.learner.loss_coefficients())

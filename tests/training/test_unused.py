@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.envs.make import make_envs, resolve
+from phasicrl.envs.make import make_envs, resolve_env_id
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.training import build
 from phasicrl.training.build import start_run
@@ -100,7 +100,7 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
     config = get_preset(name)
     envs = make_envs(config.env, seed=0, num_envs=1)
     envs.close()
-    assert find_unused_options(config, envs, resolve(config.env.id)[0]) == {}
+    assert find_unused_options(config, envs, resolve_env_id(config.env.id)[0]) == {}
 
 
 @pytest.mark.parametrize("std", ["fixed", "parameter"])

@@ -141,7 +141,7 @@ class NumpyVectorEnv:
         obs, mask = self._guard("reset()", self.reset_seconds, self._reset)
         self._episodes.set_state([], 0)
         self._num_steps = 0
-        return self._set_current(obs, mask)
+        return self._store_obs_and_mask(obs, mask)
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
@@ -155,7 +155,7 @@ class NumpyVectorEnv:
         if self.exact_state == "replay":
             self._episodes.add(actions, step.terminated | step.truncated)
         return TimeStep(
-            obs=self._set_current(step.obs, step.action_mask),
+            obs=self._store_obs_and_mask(step.obs, step.action_mask),
             reward=torch.from_numpy(step.reward),
             terminated=torch.from_numpy(step.terminated),
             # Where both are true, the episode ended by its rules.
@@ -190,12 +190,12 @@ class NumpyVectorEnv:
         is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not is_same or not np.array_equal(obs, state["obs"].numpy()):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
-        return self._set_current(obs, mask)
+        return self._store_obs_and_mask(obs, mask)
 
     def close(self) -> None:
         """Release processes and threads; further calls do nothing."""
         self._obs = None
-        self._watchdog.call = "close()", self.step_seconds
+        self._watchdog.current_call = "close()", self.step_seconds
         try:
             self._close()
         finally:
@@ -209,16 +209,16 @@ class NumpyVectorEnv:
 
     def _guard(self, call: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the subclass under a deadline, and close if it fails."""
-        self._watchdog.call = call, seconds
+        self._watchdog.current_call = call, seconds
         try:
             return function(*args)
         except Exception:  # a failed environment has an unknown state
             self.close()
             raise
         finally:
-            self._watchdog.call = None
+            self._watchdog.current_call = None
 
-    def _set_current(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
+    def _store_obs_and_mask(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
         self._obs = obs
         self.action_mask = None if mask is None else torch.from_numpy(mask)
         return torch.from_numpy(obs)

@@ -208,7 +208,7 @@ class CheckedEnv(gym.Env[Any, Any]):
     in a new environment with a seed derived from the old one, and `info["restarted"]` is the error.
 
     Attributes:
-        caught: kinds of exceptions that are the environment's; in a separate process, all are.
+        error_types: kinds of exceptions that are the environment's; in a separate process, all are.
 
     Args:
         make_env: function that makes the environment.
@@ -222,7 +222,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         self, make_env: MakeEnv, name: str, restarts: bool, properties: EnvProperties, index: int
     ) -> None:
         self._make_env, self._name, self._properties = make_env, name, properties
-        self.caught: tuple[type[BaseException], ...] = (Exception, SystemExit)
+        self.error_types: tuple[type[BaseException], ...] = (Exception, SystemExit)
         self.env_index, self._restarts, self._has_extra = index, restarts, False
         self._layout = ObservationLayout(properties.observation_space)
         self._actions = ActionLayout(properties.action_space)
@@ -242,7 +242,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             try:
                 obs, mask = self._start_episode(seed)
                 return obs, mask | restarted
-            except self.caught as error:
+            except self.error_types as error:
                 failure = self._make_error("reset", error)
                 if restarted or not self._restarts or self.env is None:
                     raise failure from error
@@ -269,7 +269,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             mask = {} if terminated or truncated else self._make_mask_info(obs, info)
             self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
-        except self.caught as error:
+        except self.error_types as error:
             out_of_bounds = self._actions.describe_out_of_bounds(np.asarray(action)[None])
             failure = self._make_error("step", error, out_of_bounds)
             if not self._restarts:

@@ -112,9 +112,9 @@ class EnvPoolEnv(NumpyVectorEnv):
         # same core: waking another core takes longer than a fast step (docs/performance.md).
         new = {*os.listdir(_THREAD_DIR)} - {*before} if num_threads == 1 else ()
         self._pool_threads, self._core = [int(thread) for thread in new], -1
-        self._current_core = ctypes.CDLL(None).sched_getcpu
-        infos = ("level_seed", "prev_level_complete") if self._is_procgen else ()
-        self._step_pool, self._reset_pool = make_step_and_reset(self._pool, infos)
+        self._get_current_core = ctypes.CDLL(None).sched_getcpu
+        info_keys = ("level_seed", "prev_level_complete") if self._is_procgen else ()
+        self._step_pool, self._reset_pool = make_step_and_reset(self._pool, info_keys)
         # EnvPool caches the space, whose first use warns.
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             _ = self._pool.observation_space
@@ -126,7 +126,7 @@ class EnvPoolEnv(NumpyVectorEnv):
         return self._pack_and_check(obs, "reset"), None
 
     def _step(self, action: np.ndarray) -> NumpyStep:
-        if self._pool_threads and (core := self._current_core()) != self._core:
+        if self._pool_threads and (core := self._get_current_core()) != self._core:
             self._core = core
             for thread in self._pool_threads:
                 with suppress(OSError):  # a thread that has ended
@@ -179,14 +179,14 @@ def _is_replayable(family: str, options: Mapping[str, Any]) -> bool:
 
 
 def make_step_and_reset(
-    pool: Any, infos: tuple[str, ...]
+    pool: Any, info_keys: tuple[str, ...]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return two functions: step all environments; reset those that ended, a bool array `[B]`.
 
-    Where possible they skip EnvPool's Python layer, and return only the keys `infos` of its info.
+    Where possible they skip EnvPool's Python layer, and return only `info_keys` of its info.
     """
     index = {key: number for number, key in enumerate(pool._state_keys)}
-    wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in infos))
+    wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info_keys))
     if not index.keys() >= set(wanted) or pool._to.__module__ != _UNCHANGED_ARRAYS_MODULE:
         return pool.step, lambda ended: pool.reset(options={"reset_mask": ended})[0]
     dtype, terminated_at = pool.spec._action_spec[-1][0], index.get("terminated")
@@ -198,7 +198,7 @@ def make_step_and_reset(
         state = pool._recv()
         obs, reward, done, truncated, *more = (state[place] for place in places)
         terminated = done & ~truncated if terminated_at is None else state[terminated_at]
-        return obs, reward, terminated, truncated, dict(zip(infos, more, strict=True))
+        return obs, reward, terminated, truncated, dict(zip(info_keys, more, strict=True))
 
     def reset_ended_envs(ended: np.ndarray) -> np.ndarray:
         pool._reset(env_ids[ended])
@@ -284,7 +284,7 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    modes, task_id = distributions(game, get_family_by_task()), _task_id(game, config.distribution)
+    modes, task_id = list_modes(game, get_family_by_task()), _get_task_id(game, config.distribution)
     if config.distribution not in modes:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
         raise ValueError(f"{given}; expected one of {', '.join(modes)}")
@@ -296,10 +296,10 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
 
 
-def distributions(game: str, task_ids: Container[str]) -> list[str]:
-    """Return the Procgen distributions (`easy`, `hard`, …) that EnvPool has for a game."""
-    return [mode for mode in get_args(ProcgenDistribution) if _task_id(game, mode) in task_ids]
+def list_modes(game: str, task_ids: Container[str]) -> list[str]:
+    """Return the modes of Procgen (`easy`, `hard`, …) that EnvPool has for a game."""
+    return [mode for mode in get_args(ProcgenDistribution) if _get_task_id(game, mode) in task_ids]
 
 
-def _task_id(game: str, distribution: str) -> str:
+def _get_task_id(game: str, distribution: str) -> str:
     return f"{game.capitalize()}{distribution.capitalize()}-v0"

@@ -192,8 +192,8 @@ def convert_make_options(spec: EnvSpec, given: Mapping[str, Any], **drawing: Any
     parts = inspect.signature(creator).parameters.values()
     named = [part for part in parts if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
     known = {part.name: None if part.default is part.empty else part.default for part in named}
-    takes_more = any(part.kind is part.VAR_KEYWORD for part in parts)
-    fixed = {key: value for key, value in drawing.items() if takes_more or key in known}
+    accepts_any = any(part.kind is part.VAR_KEYWORD for part in parts)
+    fixed = {key: value for key, value in drawing.items() if accepts_any or key in known}
     known.pop("render_mode", None)
     known |= spec.kwargs | {"max_episode_steps": spec.max_episode_steps or -1}
-    return convert_options(f"gymnasium:{spec.id}", given, known, takes_more=takes_more) | fixed
+    return convert_options(f"gymnasium:{spec.id}", given, known, accepts_any=accepts_any) | fixed

@@ -52,7 +52,7 @@ class JaxSimulator:
         self._on_cpu = jax.default_backend() != "gpu" or not torch.cuda.is_available()
         index = 0 if self._on_cpu else torch.cuda.current_device()
         self.device = torch.device("cpu") if self._on_cpu else torch.device("cuda", index)
-        self._place = jax.devices("cpu" if self._on_cpu else "gpu")[index]
+        self._jax_device = jax.devices("cpu" if self._on_cpu else "gpu")[index]
 
         def start(key: Any) -> Any:
             key, reset_key = jax.random.split(key)
@@ -76,21 +76,21 @@ class JaxSimulator:
             state, obs, mask = jax.tree.map(select, first, tuple(raw))
             return (key, state), obs, mask, raw[1], reward, terminated, truncated
 
-        self._start, self._advance = jax.jit(start), jax.jit(advance)
+        self._jit_reset, self._jit_step = jax.jit(start), jax.jit(advance)
         self._carry: Any = None
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Reset every environment."""
         key = self._carry[0] if seed is None else jax.random.PRNGKey(seed)
         # "Committed" to its device, as the results of a step are: else it would be compiled again.
-        self._carry, obs, mask = self._start(jax.device_put(key, self._place))
+        self._carry, obs, mask = self._jit_reset(jax.device_put(key, self._jax_device))
         return self._to_torch(obs), self._make_info(mask)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
         # On a CPU, JAX reads the action's memory until the results are there, which are waited for.
         given = action.numpy() if self._on_cpu else jax.dlpack.from_dlpack(action)
-        self._carry, obs, mask, *others = self._advance(self._carry, given)
+        self._carry, obs, mask, *others = self._jit_step(self._carry, given)
         final_obs, reward, terminated, truncated = map(self._to_torch, others)
         info = {"final_obs": final_obs} | self._make_info(mask)
         return self._to_torch(obs), reward, terminated, truncated, info
@@ -103,7 +103,7 @@ class JaxSimulator:
         """Restore a result of `get_state`."""
         leaves = [jax.numpy.array(jax.dlpack.from_dlpack(leaf)) for leaf in state.values()]
         carry = jax.tree.unflatten(jax.tree.structure(self._carry), leaves)
-        self._carry = jax.device_put(carry, self._place)
+        self._carry = jax.device_put(carry, self._jax_device)
 
     def _to_torch(self, array: Any) -> Tensor:
         # NumPy copies so little faster than DLPack shares it.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from phasicrl.config import EnvConfig
-from phasicrl.config_io import suggest_name
+from phasicrl.config_io import format_hint
 from phasicrl.envs import envpool
 from phasicrl.envs.bridge import EnvSlice, NumpyVectorEnv
 from phasicrl.envs.checks import MakeEnv, convert_errors
@@ -61,13 +61,13 @@ def make_envs(
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
     local = EnvSlice(config.num_envs if num_envs is None else num_envs, seed, first_env)
     with closing(EnvWatchdog(config.id)) as watchdog:
-        watchdog.call = "its start", 2 * RESET_SECONDS
+        watchdog.current_call = "its start", 2 * RESET_SECONDS
         if make_vector_env is not None:
             envs = make_custom_envs(make_vector_env, config, local)
         elif make_env is not None:
             envs = GymnasiumEnv(make_env, config.id, config, local)
         else:
-            backend, name = resolve(config.id)
+            backend, name = resolve_env_id(config.id)
             if backend in SIMULATOR_BACKENDS:
                 envs = _make_simulator(backend, name, config, local)
             elif backend == "gymnasium":
@@ -133,7 +133,7 @@ def get_gym_maker(name: str, config: EnvConfig, **drawing: Any) -> functools.par
     return functools.partial(gym.make, spec, disable_env_checker=True, **options)
 
 
-def resolve(env_id: str) -> tuple[Backend, str]:
+def resolve_env_id(env_id: str) -> tuple[Backend, str]:
     """Split an id into its back end and its name there.
 
     The prefixes are `procgen:`, `envpool:`, `gymnasium:` and those of `SIMULATOR_BACKENDS`;
@@ -156,14 +156,14 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         envpool.import_envpool()  # raises if it is not installed
     if prefix == "gymnasium" and {bare, name} & gym.registry.keys():  # EnvPool is not imported
         return "gymnasium", name
-    names: dict[Any, Collection[str]] = _names(prefix)
+    names: dict[Any, Collection[str]] = _list_names_by_backend(prefix)
     for backend, known in names.items():
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
     ids = {each: f"{key}:{each}" for key in (*names, prefix) for each in names.get(key, ())}
     has_backend = prefix and not module  # the name may be one of another back end
-    near = suggest_name(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
+    near = format_hint(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
     has_envpool = "envpool" in names or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(
@@ -175,7 +175,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     )
 
 
-def _names(prefix: str) -> dict[Backend, Collection[str]]:
+def _list_names_by_backend(prefix: str) -> dict[Backend, Collection[str]]:
     """Return the environments of a back end of tensors, else of the other installed ones, by name.
 
     Raises:
@@ -191,13 +191,13 @@ def _names(prefix: str) -> dict[Backend, Collection[str]]:
     return names
 
 
-def episode_limit(config: EnvConfig) -> int | None:
+def get_time_limit(config: EnvConfig) -> int | None:
     """Return the maximum length of an episode in steps; None without a limit.
 
     Raises:
         ValueError: the id or an option is unknown.
     """
-    backend, name = resolve(config.id)
+    backend, name = resolve_env_id(config.id)
     if backend in ("procgen", *SIMULATOR_BACKENDS):
         return None
     if backend == "envpool":
@@ -215,6 +215,6 @@ def list_envs(pattern: str = "*") -> list[str]:
         pattern: Part of an id, with wildcards * and ?, in upper or lower case. One that begins with
             `mjlab:`, `gymnax:` or `pgx:` lists the environments of this back end.
     """
-    names = _names(pattern.partition(":")[0])
+    names = _list_names_by_backend(pattern.partition(":")[0])
     ids = [f"{backend}:{name}" for backend in names for name in names[backend]]
     return [env_id for env_id in ids if fnmatch.fnmatchcase(env_id.lower(), f"*{pattern.lower()}*")]

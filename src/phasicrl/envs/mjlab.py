@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.options import convert_options
-from phasicrl.envs.rsl_rl import make_space, unbounded
+from phasicrl.envs.rsl_rl import make_space, make_unbounded
 
 warp.config.log_level = 30  # warnings only; set before the tasks are imported
 from mjlab.envs import ManagerBasedRlEnv  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -59,7 +59,7 @@ class MjlabSimulator:
         self._envs, self.close = envs, envs.close
         self.num_envs, self.device = envs.num_envs, envs.device
         self.single_observation_space = make_space(envs.observation_space)
-        self.single_action_space = unbounded(*envs.single_action_space.shape)
+        self.single_action_space = make_unbounded(*envs.single_action_space.shape)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every environment."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasicrl.config import OptionValue
-from phasicrl.config_io import suggest_name
+from phasicrl.config_io import format_hint
 
 
 def convert_options(
     env_name: str, given: Mapping[str, OptionValue], defaults: Mapping[str, Any],
-    takes_more: bool = False,
+    accepts_any: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Convert an environment's given options to the types of their defaults.
 
@@ -19,15 +19,15 @@ def convert_options(
         env_name: name of the environment, for messages.
         given: options by name; strings are parsed.
         defaults: defaults of all options; None for an unknown type.
-        takes_more: whether options without a default are accepted.
+        accepts_any: whether options without a default are accepted.
 
     Raises:
         ValueError: an option does not exist, or its value has a wrong type.
     """
     for key in given:
-        if key not in defaults and not takes_more:
+        if key not in defaults and not accepts_any:
             options = ", ".join(f"{option}={value}" for option, value in sorted(defaults.items()))
-            text = f"env.options has {key}, which does not exist{suggest_name(key, defaults)}"
+            text = f"env.options has {key}, which does not exist{format_hint(key, defaults)}"
             raise ValueError(f"{env_name}: {text}; expected some of {options}")
     return {key: _convert_option(env_name, key, x, defaults.get(key)) for key, x in given.items()}
 

@@ -37,7 +37,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
 
     def __init__(self, makers: Sequence[MakeEnv], name: str) -> None:
         self._name, self._error = name, cast("ProcessLostError | None", None)
-        calls = [functools.partial(_make_in_process, maker, os.getpid()) for maker in makers]
+        calls = [functools.partial(_make_env_in_process, maker, os.getpid()) for maker in makers]
         try:
             # A fork would copy locks that threads of PyTorch and EnvPool hold.
             super().__init__(calls, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
@@ -132,7 +132,7 @@ def _kill(processes: Sequence[Any]) -> None:
             process.join(CLOSE_SECONDS)
 
 
-def _make_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
+def _make_env_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
     """Make an environment in its process, or in the process `parent` for Gymnasium's spaces."""
     env: Any = maker()
     if os.getpid() != parent:
@@ -140,5 +140,5 @@ def _make_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         watch_parent(lambda: os._exit(1))
-        env.caught = (BaseException,)  # no Ctrl-C comes here
+        env.error_types = (BaseException,)  # no Ctrl-C comes here
     return env

@@ -31,7 +31,7 @@ class RslRlSimulator:
         if not hasattr(obs, "items"):
             raise Invalid("returned a VecEnv of rsl_rl 1 or 2; expected groups in a TensorDict")
         self.single_observation_space = make_space(obs)
-        self.single_action_space = unbounded(envs.num_actions)
+        self.single_action_space = make_unbounded(envs.num_actions)
         self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -64,9 +64,9 @@ def make_space(given: Any) -> Space[Any]:
     if hasattr(groups, "items"):
         return Dict([(name, make_space(part)) for name, part in groups.items()])
     is_image = given.dtype == torch.uint8 and len(given.shape) == 4
-    return Box(0, 255, given.shape[1:], np.uint8) if is_image else unbounded(*given.shape[1:])
+    return Box(0, 255, given.shape[1:], np.uint8) if is_image else make_unbounded(*given.shape[1:])
 
 
-def unbounded(*shape: int) -> Box:
+def make_unbounded(*shape: int) -> Box:
     """Return the space of all float32 arrays of a shape."""
     return Box(-np.inf, np.inf, shape, np.float32)

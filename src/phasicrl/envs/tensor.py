@@ -68,7 +68,7 @@ class Simulator(Protocol):
     """
 
 
-class _Outcome(NamedTuple):
+class _TensorStep(NamedTuple):
     """Tensors of a step, see `TimeStep`; `is_valid` is whether all numbers are, 0-d."""
 
     obs: Tensor
@@ -80,7 +80,7 @@ class _Outcome(NamedTuple):
     mask: Tensor | None = None
 
 
-_First = tuple[Tensor, Tensor, Tensor | None]
+_FirstObs = tuple[Tensor, Tensor, Tensor | None]
 """First observations `[B, …]`, whether all are valid, 0-d, and their masks `[B, A]` or None."""
 
 
@@ -126,25 +126,25 @@ class TensorVectorEnv:
         seed = local.seed + local.first_env
         # States of the global generators in the simulator's calls, by type of device.
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
-        self._random = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
+        self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps, self._is_valid = 0, torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
         self._widths = list(count_choices(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
-        with self._call("reset()"):
+        with self._isolate_call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self._has_extra = warn_of_extra_keys(name, properties, obs)
             has_masks = self._widths and (self._masks_in_obs or has_mask(info))
             self.mask_size = sum(self._widths) if has_masks else 0
-            self._first: _First | None = (*self._pack(obs), self._read_mask(obs, info))
+            self._first_obs: _FirstObs | None = (*self._pack(obs), self._read_mask(obs, info))
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
-        if self._first is None:
-            with self._call("reset()"):
+        if self._first_obs is None:
+            with self._isolate_call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
-                self._first = *self._pack(obs), self._read_mask(obs, info)
-        (obs, self._is_valid, self.action_mask), self._first = self._first, None
+                self._first_obs = *self._pack(obs), self._read_mask(obs, info)
+        (obs, self._is_valid, self.action_mask), self._first_obs = self._first_obs, None
         self.obs = obs
         self.check_numbers(self._is_valid, "reset()")
         return obs
@@ -159,7 +159,7 @@ class TensorVectorEnv:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         describe = self._actions.describe_out_of_bounds
-        with self._call("step()", lambda: describe(action.numpy(force=True))):
+        with self._isolate_call("step()", lambda: describe(action.numpy(force=True))):
             obs, reward, terminated, truncated, is_valid, final_obs, mask = self._advance(action)
             self.obs, self.action_mask = obs, mask
             self._is_valid = self._is_valid & is_valid
@@ -169,7 +169,7 @@ class TensorVectorEnv:
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
 
-    def _advance(self, action: Tensor) -> _Outcome:
+    def _advance(self, action: Tensor) -> _TensorStep:
         """Step the simulator, and reset the ended environments."""
         result = self._simulator.step(self._actions.unflatten_tensor(action))
         given_obs, *given, info = check_tuple(result, 5)
@@ -209,7 +209,7 @@ class TensorVectorEnv:
         # Where both flags are set, the episode ended by its rules.
         truncated = truncated & ~terminated
         is_valid = torch.stack(checks).all()
-        return _Outcome(obs, reward, terminated, truncated, is_valid, final_obs, mask)
+        return _TensorStep(obs, reward, terminated, truncated, is_valid, final_obs, mask)
 
     def run_fused_steps(
         self, call: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], num_steps: int
@@ -234,7 +234,7 @@ class TensorVectorEnv:
 
     def step_from(
         self, state: Sequence[Tensor], action: Tensor
-    ) -> tuple[_Outcome, tuple[Tensor, ...]]:
+    ) -> tuple[_TensorStep, tuple[Tensor, ...]]:
         """Step a pure simulator from a state, and return the next state.
 
         Args:
@@ -267,14 +267,14 @@ class TensorVectorEnv:
         if self.obs is None or self.exact_state == "none":
             return None
         current = {"obs": self.obs, "mask": self.action_mask}
-        return {"simulator": self._simulator.get_state(), "random": self._random} | current
+        return {"simulator": self._simulator.get_state(), "random": self._rng_state} | current
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Restore the result of `state_dict`, and return the current observations `[B, …]`."""
-        with self._call("set_state()"):
+        with self._isolate_call("set_state()"):
             self._simulator.set_state({k: x.to(self.device) for k, x in state["simulator"].items()})
-        self._random |= {x: state["random"][x] for x in self._random if x in state["random"]}
-        self._first, mask = None, state["mask"]
+        self._rng_state |= {x: state["random"][x] for x in self._rng_state if x in state["random"]}
+        self._first_obs, mask = None, state["mask"]
         self.action_mask = None if mask is None else mask.to(self.device)
         self.obs = obs = state["obs"].to(self.device)
         return obs
@@ -286,7 +286,7 @@ class TensorVectorEnv:
             close_env(self.name, simulator)
 
     @contextmanager
-    def _call(self, call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
+    def _isolate_call(self, call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
         """Call the simulator: with separate random numbers, and its errors named."""
         with convert_errors(f"{self.name}: {call}", describe_action), self._use_generators():
             yield
@@ -296,13 +296,13 @@ class TensorVectorEnv:
         """Give PyTorch's global generators the states that they have in the simulator's calls."""
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus):
-            torch.set_rng_state(self._random["cpu"])
+            torch.set_rng_state(self._rng_state["cpu"])
             for gpu in gpus:
-                torch.cuda.set_rng_state(self._random["cuda"], gpu)
+                torch.cuda.set_rng_state(self._rng_state["cuda"], gpu)
             yield
-            self._random["cpu"] = torch.get_rng_state()
+            self._rng_state["cpu"] = torch.get_rng_state()
             for gpu in gpus:
-                self._random["cuda"] = torch.cuda.get_rng_state(gpu)
+                self._rng_state["cuda"] = torch.cuda.get_rng_state(gpu)
 
     def _pack(
         self, obs: Any, rows: Tensor | None = None, source: str = "obs"

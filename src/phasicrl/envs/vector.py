@@ -89,14 +89,14 @@ class CustomVectorEnv(NumpyVectorEnv):
         properties = make_env_properties(name, *spaces)
         self._widths = count_choices(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
-            _, info = self._first = self._reset_vector(seed=local.seed + local.first_env)
+            _, info = self._reset_result = self._reset_vector(seed=local.seed + local.first_env)
             source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
         self._properties = replace(properties, mask_source=source, use_masks=config.action_masks)
         super().__init__(name, local.num_envs, self._properties)
 
     def _reset(self) -> ObsAndMask:
         with convert_errors(f"{self.name}: reset()"):
-            (obs, info), self._first = self._first or self._reset_vector(), None
+            (obs, info), self._reset_result = self._reset_result or self._reset_vector(), None
             stored = self._pack_and_check(obs, "reset").copy()
             self._has_extra = warn_of_extra_keys(self.name, self._properties, obs)
             return stored, self._read_mask(obs, info, np.ones(self.num_envs, bool))
@@ -124,7 +124,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             if has_reset:
                 if info.get("final_obs") is obs:
                     raise Invalid("returned obs as info['final_obs']; expected a copy of it")
-                final_obs[ended] = self._final_obs(info, ended)
+                final_obs[ended] = self._read_final_obs(info, ended)
             else:
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
                 first = self._pack_and_check(obs, "reset")
@@ -143,7 +143,7 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _reset_vector(self, **options: Any) -> tuple[Any, ...]:
         return check_tuple(self._vector.reset(**options), 2)
 
-    def _final_obs(self, info: Any, ended: np.ndarray) -> np.ndarray:
+    def _read_final_obs(self, info: Any, ended: np.ndarray) -> np.ndarray:
         """Return the stored final observations of the ended episodes."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         rows, envs, stored_space = finals, np.flatnonzero(ended), self.observation_space

@@ -25,19 +25,19 @@ class EnvWatchdog:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.call: tuple[str, float] | None = None
+        self.current_call: tuple[str, float] | None = None
         self._closed = threading.Event()
-        threading.Thread(target=self._count_seconds, daemon=True, name="env-watchdog").start()
+        threading.Thread(target=self._watch_calls, daemon=True, name="env-watchdog").start()
 
     def close(self) -> None:
         """End the thread that watches calls."""
         self._closed.set()
 
-    def _count_seconds(self) -> None:
+    def _watch_calls(self) -> None:
         call, ticks = None, 0
         while not self._closed.wait(1):
-            ticks = ticks + 1 if self.call is call else 0
-            call = self.call
+            ticks = ticks + 1 if self.current_call is call else 0
+            call = self.current_call
             if call is not None and ticks >= call[1]:
                 text = f"{self._name}: {call[0]} has not returned within {call[1]} s; it hangs, or"
                 try:

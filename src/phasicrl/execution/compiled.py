@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 """Function that returns tensors."""
-OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
+INDUCTOR_OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
 """Inductor's options: calls without Python, and the random numbers of eager code."""
 
 
@@ -41,7 +41,7 @@ def compile_for_shapes(
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # PyTorch's about itself
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second
-        options = OPTIONS | {"cpp.use_decompose_tanh": fast_tanh}
+        options = INDUCTOR_OPTIONS | {"cpp.use_decompose_tanh": fast_tanh}
         return inductor.compile(graph, list(inputs), options=options)
 
 

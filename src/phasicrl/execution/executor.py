@@ -235,7 +235,7 @@ class CompiledStep(EagerStep):
             update = CompiledUpdate(self.loss, minibatch, coefficients, self.settings)
         except Exception as error:  # of any type; compilation must not end a run
             reason = _first_line(error)
-        if executor.world.any_rank(update is None) or update is None:
+        if executor.world.all_reduce_any(update is None) or update is None:
             executor.log(f"{steps} run eagerly: they cannot be compiled ({reason})")
             return None
         state = update.state
@@ -249,7 +249,7 @@ class CompiledStep(EagerStep):
                          for x, y, z in zip(eager[:3], state, before, strict=False))  # fmt: skip
         _restore_(state, before)
         is_close = torch.allclose(actual, expected, rtol=1e-2, atol=1e-4) and difference < 0.05
-        if executor.world.any_rank(not is_close):
+        if executor.world.all_reduce_any(not is_close):
             executor.log(f"{steps} run eagerly: compiled ones differ by {difference:.1%} of a step")
             return None
         executor.log(f"{steps} are compiled ({perf_counter() - start:.0f} s)")

@@ -52,15 +52,15 @@ class StepSettings:
         networks: parameters by network, which are clipped separately.
         optimizer: optimizer of the parameters.
         max_grad_norm: maximum gradient norm; None clips nothing.
-        mean: function that replaces gradients by their means over all processes, in place; None for
-            one process.
+        average_gradients: function that replaces gradients by their means over all processes, in
+            place; None for one process.
     """
 
     phase: Phase
     networks: Sequence[Sequence[nn.Parameter]]
     optimizer: Adam
     max_grad_norm: float | None
-    mean: Callable[[Sequence[Tensor]], None] | None = None
+    average_gradients: Callable[[Sequence[Tensor]], None] | None = None
 
     @property
     def grad_norm_name(self) -> str:
@@ -76,8 +76,8 @@ def clip_and_step_(settings: StepSettings) -> Tensor:
     """
     trained = [[p for p in network if p.grad is not None] for network in settings.networks]
     gradients = [[p.grad for p in network if p.grad is not None] for network in trained]
-    if settings.mean is not None:
-        settings.mean(list(chain(*gradients)))
+    if settings.average_gradients is not None:
+        settings.average_gradients(list(chain(*gradients)))
     clipped, norm = optimize.clip_gradients(gradients, settings.max_grad_norm, foreach=True)
     parameters, steps = list(chain(*trained)), list(chain(*clipped))
     optimize.step_optimizer_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
@@ -163,7 +163,7 @@ class CompiledUpdate:
     def _compile(self, example: _Inputs) -> Callable[[list[Tensor]], Tensor]:
         """Compile the step for inputs like the example."""
         leaves, spec = pytree.tree_flatten(example)
-        flat, mean = [tensor.detach() for tensor in leaves], self._settings.mean
+        flat, mean = [tensor.detach() for tensor in leaves], self._settings.average_gradients
         # The KL divergence begins at zero, where its gradient would be the rounding of tanh.
         make = partial(compiled.compile_for_shapes, fast_tanh=self._settings.phase != "aux")
 

@@ -109,7 +109,7 @@ def measure_speed(
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds}; expected a positive number, such as 30")
     notes: list[str] = []
-    config = _shorten(config, notes.append)
+    config = _make_bench_config(config, notes.append)
     with tempfile.TemporaryDirectory() as folder:
         endless = config.with_updates({"output_dir": folder, "total_env_steps": 10**12})
         with start_run(endless, **user_objects) as run:
@@ -131,7 +131,7 @@ def measure_speed(
             )  # fmt: skip
 
 
-def _shorten(config: Config, log: Callable[[str], None]) -> Config:
+def _make_bench_config(config: Config, log: Callable[[str], None]) -> Config:
     """Return the configuration with short phases, without displays, checkpoints and goals."""
     default, aux = Config(), config.aux
     changes: dict[str, Any] = {

@@ -89,8 +89,8 @@ def check_machine() -> list[Check]:
         _check_gpu(),
         _check_cpu(),
         *probes,
-        _check_space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
-        _check_space("disk", disk, ENOUGH_DISK, other),
+        _check_free_space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
+        _check_free_space("disk", disk, ENOUGH_DISK, other),
     ]
 
 
@@ -158,6 +158,6 @@ def _check_cpu() -> Check:
     return Check("CPU", "ok", f"{used} of {os.cpu_count()} cores used ({limits})")
 
 
-def _check_space(name: str, free: int, enough: int, remedy: str) -> Check:
+def _check_free_space(name: str, free: int, enough: int, remedy: str) -> Check:
     found = f"{free / GIB:.1f} GiB free"
     return Check(name, "ok", found) if free >= enough else Check(name, "warning", found, remedy)

@@ -108,7 +108,7 @@ class Agent(nn.Module):
                 stored = torch.zeros(number, *layout.shape, dtype=getattr(torch, layout.dtype.name))
                 inputs = select_keys(self.reader(stored), config.policy_obs)
                 shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
-                self._check("make_encoder", custom, inputs, shapes, (number, width))
+                self._check_network("make_encoder", custom, inputs, shapes, (number, width))
             return custom
 
         def new_memory(encoder: Any) -> Memory:
@@ -118,7 +118,7 @@ class Agent(nn.Module):
             size, expected = memory.num_features, (2, 1, num_outputs)
             if make_head and (head := make_head(name, size, num_outputs)) is not None:
                 inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
-                return self._check(f"make_head({name!r}, …)", head, inputs, shape, expected)
+                return self._check_network(f"make_head({name!r}, …)", head, inputs, shape, expected)
             scale = config.policy_head_scale if name == "policy" else config.value_head_scale
             return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)
 
@@ -139,25 +139,25 @@ class Agent(nn.Module):
                 raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
 
     @torch.no_grad()
-    def _check(self, maker: str, network: Any, inputs: Any, shapes: Any, expected: Any) -> Any:
+    def _check_network(self, maker: str, net: Any, inputs: Any, shapes: Any, expected: Any) -> Any:
         """Check that a custom network is new, and its output for some steps; return the network.
 
         Raises:
             ValueError: the network has a role already, it fails, or its output has another type or
                 shape.
         """
-        if any(network is each for each in self.modules()):
+        if any(net is each for each in self.modules()):
             raise ValueError(f"{maker} returned one network twice; expected a new one at each call")
         rule = f"a Tensor of floats of shape {expected} for inputs of shape {shapes}"
         try:
-            output = network.eval()(inputs)
+            output = net.eval()(inputs)
         except Exception as error:
             raise ValueError(f"the network of {maker} raises {error!r}; expected {rule}") from error
         shape, dtype = (getattr(output, name, "") for name in ("shape", "dtype"))
         if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
             given = f"{type(output).__name__} {dtype} {tuple(shape)}"
             raise ValueError(f"the network of {maker} returns {given}; expected {rule}")
-        return network.train()
+        return net.train()
 
     def check_images(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
         """Check that no network reads floats as large as bytes, see `check_image_scale`.

@@ -14,7 +14,7 @@ from phasicrl.spaces import select_keys
 
 
 @torch.no_grad()
-def network_diagnostics(
+def diagnose_networks(
     agent: Agent, obs: Shaped[Tensor, "N *shape"], *, precision: Precision, world: World
 ) -> dict[str, float]:
     """Measure the fractions of dormant features and of clipped inputs.

@@ -161,7 +161,7 @@ class PartsEncoder(nn.Module):
         super().__init__()
         images = [(path, part) for path, part in leaves(space) if is_image(part)]
         self.image_paths = [path for path, _ in images]
-        self.numbers = [(path, part) for path, part in leaves(space) if not is_image(part)]
+        self.non_image_parts = [(path, part) for path, part in leaves(space) if not is_image(part)]
         if (config.encoder == "mlp") == bool(images):
             given = f"model.encoder is {config.encoder}, and observation_space is {space}"
             rule = "impala or nature for images (uint8, three axes), mlp without any"
@@ -169,7 +169,7 @@ class PartsEncoder(nn.Module):
         init = Initializer(config.init, generator)
         cnns = [CNNS[config.encoder](tuple(x.shape or ()), config, generator) for _, x in images]
         self.images = nn.ModuleList(cnns)
-        width = sum(flatdim(part) for _, part in self.numbers)
+        width = sum(flatdim(part) for _, part in self.non_image_parts)
         self.dense = DenseLayers(width, config, init, config.activation) if width else None
         networks = [*cnns, self.dense] if self.dense else cnns
         self.num_features = sum(network.num_features for network in networks)
@@ -179,7 +179,7 @@ class PartsEncoder(nn.Module):
         pairs = zip(self.images, self.image_paths, strict=True)
         features = [cnn(get_part(obs, path)) for cnn, path in pairs]
         if self.dense is not None:
-            numbers = [to_vector(get_part(obs, path), part) for path, part in self.numbers]
+            numbers = [to_vector(get_part(obs, path), part) for path, part in self.non_image_parts]
             features.append(self.dense(_concatenate(numbers)))
         return _concatenate(features)
 
@@ -197,10 +197,10 @@ class ObservationReader(nn.Module):
         super().__init__()
         self.layout = ObservationLayout(space)
         boxes = [(path, box) for path, box in leaves(space) if isinstance(box, gym.spaces.Box)]
-        self.parts = [(path, box) for path, box in boxes if not is_image(box)]
+        self.boxes = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm.statistics != "none":
-            size = sum(flatdim(part) for _, part in self.parts)
+            size = sum(flatdim(part) for _, part in self.boxes)
             if not size:
                 given = f"obs_norm.statistics is {norm.statistics}, observation_space is {space}"
                 raise ValueError(f"{given}; expected none for observations without vectors")
@@ -232,12 +232,12 @@ class ObservationReader(nn.Module):
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
-        return _concatenate([_flatten_each(get_part(obs, path)).float() for path, _ in self.parts])
+        return _concatenate([_flatten_each(get_part(obs, path)).float() for path, _ in self.boxes])
 
     def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """Return the observations with their normalized numbers replaced by `numbers`."""
-        widths = [flatdim(part) for _, part in self.parts]
-        pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
+        widths = [flatdim(part) for _, part in self.boxes]
+        pairs = zip(self.boxes, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
         values |= {path: x.reshape(x.shape[0], *part.shape) for (path, part), x in pairs}
         return self.layout.assemble(values)

@@ -72,7 +72,7 @@ class PolicyHead(nn.Module):
             _check_bounds(box, action)
         self.action, self.rescales = action, action.rescale or action.squash == "tanh"
         layout = ActionLayout(space)
-        self.widths = widths = layout.num_choices.tolist()
+        self.num_choices = widths = layout.num_choices.tolist()
         kinds = sorted(set(widths), key=lambda width: (width == 0, width))
         order = [column for kind in kinds for column, width in enumerate(widths) if width == kind]
         options = torch.arange(sum(widths)).split(widths)

@@ -30,7 +30,7 @@ from phasicrl.config_io import SCHEMA, check_and_pop_schema, fsync_path
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 
 MANIFEST_FILE = "manifest.json"
-_NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
+_CHECKPOINT_NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
 ChunkMakers = dict[str, Callable[[], dict[str, Tensor]]]
@@ -46,7 +46,7 @@ class CheckpointError(ValueError):
     exit_code = 5
 
 
-class Part(NamedTuple):
+class RankState(NamedTuple):
     """State that one process saved in a checkpoint.
 
     `tree` is nested dicts and lists of numbers, strings, None and tensors; `chunks` are the tensors
@@ -94,7 +94,7 @@ def save_checkpoint(
                     shutil.rmtree(left_over, ignore_errors=True)
                 temporary.mkdir()
         with world.sync_errors("saving a checkpoint"):
-            digests = _write_part(folder, temporary, tree, chunks or {}, world)
+            digests = _write_rank_state(folder, temporary, tree, chunks or {}, world)
         parts = world.all_gather_object(digests)
         with world.sync_errors("saving a checkpoint"):
             if world.is_first:
@@ -113,7 +113,7 @@ def save_checkpoint(
     return final
 
 
-def _write_part(
+def _write_rank_state(
     folder: Path, temporary: Path, tree: dict[str, Any], chunks: ChunkMakers, world: World
 ) -> dict[str, str]:
     """Write the files of one process, and return the SHA-256 of each."""
@@ -141,7 +141,7 @@ def _prefix(rank: int) -> str:
     return f"rank-{rank:03d}." if rank else ""
 
 
-def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[Part, list[str]]:
+def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[RankState, list[str]]:
     """Load the state that rank 0 saved in the newest usable checkpoint.
 
     Newer checkpoints, which are damaged or of another run, are renamed to `rejected-…`, because the
@@ -160,7 +160,7 @@ def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[Part, list[str]]
     rejected: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            part = load_part(path, run_id=run_id)
+            part = load_rank_state(path, run_id=run_id)
         except Exception as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
@@ -171,7 +171,7 @@ def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[Part, list[str]]
     raise CheckpointError(f"{folder} has no usable checkpoint: {reasons}")
 
 
-def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
+def load_rank_state(path: Path, *, rank: int = 0, run_id: str = "") -> RankState:
     """Load the state that one process saved in a checkpoint; rank 0 checks the files of all.
 
     Raises:
@@ -192,12 +192,12 @@ def load_part(path: Path, *, rank: int = 0, run_id: str = "") -> Part:
     # Copies are aligned in memory, as in training: else sums may differ in the last bit.
     tensors = {name: tensor.clone() for name, tensor in loaded.pop("tensors").items()}
     state = json.loads((path / f"{prefix}state.json").read_text(encoding="utf-8"))
-    return Part(_unflatten_tree(state, tensors), loaded)
+    return RankState(_unflatten_tree(state, tensors), loaded)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the paths of the complete checkpoints in a directory, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    found = [path for path in folder.glob("step-*") if _CHECKPOINT_NAME.fullmatch(path.name)]
     # The end of an iteration sorts after its auxiliary epochs.
     return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
 
@@ -244,14 +244,14 @@ def _unflatten_tree(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def save_tensors(
-    tensors: dict[str, Tensor], path: Path, *, about: dict[str, str] | None = None
+    tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str] | None = None
 ) -> None:
     """Write tensors as safetensors and flush them to the disk.
 
     Args:
         tensors: tensors by name.
         path: path of the file.
-        about: texts to store in the file, by name.
+        metadata: texts to store in the file, by name.
 
     Raises:
         OSError: the file cannot be written.
@@ -260,7 +260,7 @@ def save_tensors(
     path.touch()
     mode = path.stat().st_mode  # by the user's umask, which safetensors ignores
     try:
-        save_file(whole, path, about)
+        save_file(whole, path, metadata)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(mode)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 EPOCHS_FILE = "epochs.jsonl"
-AGENTS = Path(__file__).parents[1] / "agents"
+AGENTS_FOLDER = Path(__file__).parents[1] / "agents"
 """Agents that come with phasicrl, by their presets."""
 WeightsKind = Literal["last", "best"]
 WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
@@ -54,7 +54,7 @@ def fill_user_objects_with_none(
     """
     for name, value in given.items():
         if name not in names:
-            near = config_io.suggest_name(name, names)
+            near = config_io.format_hint(name, names)
             if name == "total_env_steps":
                 near = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
             raise TypeError(f"{name} is given; expected {', '.join(names)}{near}")
@@ -221,7 +221,7 @@ class RunDirectory:
                 if damaged:
                     given = f"line {damaged} of {path} is damaged"
                     raise ValueError(f"{given}; expected a JSON object. Remove or restore it")
-                if (row := _read_row(line)) is None:
+                if (row := _parse_row(line)) is None:
                     damaged = number
                     continue
                 kept = {name: row[name] for name in row if not names or name in wanted}
@@ -246,7 +246,7 @@ class RunDirectory:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65_536 * count))
             lines = file.read().decode(errors="replace").splitlines()[-count:]
-        return [row for line in lines if (row := _read_row(line)) is not None]
+        return [row for line in lines if (row := _parse_row(line)) is not None]
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -281,11 +281,11 @@ class RunDirectory:
             raise ValueError(f"{self.path} has no {path.name}; expected {when}")
         try:
             with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
+                metadata = file.metadata() or {}
                 weights = {name: file.get_tensor(name) for name in list(file.keys())}
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}); expected weights. Restore it") from None
-        if about.get("sha256") != hash_tensors(weights, about.get("env_steps", "")):
+        if metadata.get("sha256") != hash_tensors(weights, metadata.get("env_steps", "")):
             raise ValueError(f"{path} is damaged; expected the weights as saved. Restore it")
         return weights
 
@@ -303,9 +303,9 @@ class RunDirectory:
         from phasicrl.runs.checkpoint import hash_tensors, save_tensors
 
         steps = str(env_steps)
-        about = {"env_steps": steps, "sha256": hash_tensors(weights, steps)}
+        metadata = {"env_steps": steps, "sha256": hash_tensors(weights, steps)}
         with atomic_write(self.path / _WEIGHTS[which]) as temporary:
-            save_tensors(weights, temporary, about=about)
+            save_tensors(weights, temporary, metadata=metadata)
 
     def reject_special_files(self) -> None:
         """Check that the directory, its folders and its checkpoints have no links or special files.
@@ -399,7 +399,7 @@ class RunDirectory:
         """
         if (self.path / CONFIG_FILE).is_file():
             return
-        names = ", ".join(sorted(path.name for path in AGENTS.iterdir()))
+        names = ", ".join(sorted(path.name for path in AGENTS_FOLDER.iterdir()))
         hint = f"a folder that `phasicrl train` made, or an agent ({names})"
         if any(self.path.glob(f"*/{CONFIG_FILE}")):
             hint = f"one of the run directories in it. Give {self.path}/*"
@@ -410,11 +410,11 @@ class RunDirectory:
 def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
     """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
     files = RunDirectory(path_or_preset)  # pyright: ignore[reportArgumentType]
-    agent = AGENTS / path_or_preset
+    agent = AGENTS_FOLDER / path_or_preset
     return RunDirectory(agent) if agent.is_dir() and not files.path.exists() else files
 
 
-def _read_row(line: str) -> dict[str, Any] | None:
+def _parse_row(line: str) -> dict[str, Any] | None:
     """Parse a row of metrics; return None if it is incomplete, or if values are not numbers."""
     try:
         row = json.loads(line)

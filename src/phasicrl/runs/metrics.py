@@ -94,7 +94,7 @@ class MetricsLog:
     ) -> None:
         self._state = {"env_steps": 0, "seconds": 0.0, "bytes": {}} | (saved or {})
         self._earlier_seconds: float = self._state["seconds"]
-        self._files: dict[str, _Rows] = {}
+        self._files: dict[str, _RowFile] = {}
         self._sinks: list[_TensorBoard | _WandB] = []
         stream = None if run_dir is None else sys.stdout
         self._display = Display(config, self._state["env_steps"], stream)
@@ -103,13 +103,13 @@ class MetricsLog:
             if run_dir is not None:
                 for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
                     size = None if saved is None else saved["bytes"].get(name, 0)
-                    self._files[name] = undo.enter_context(closing(_Rows(run_dir / name, size)))
-                undo.callback(self._call_each, lambda sink: sink.close())
+                    self._files[name] = undo.enter_context(closing(_RowFile(run_dir / name, size)))
+                undo.callback(self._call_sinks, lambda sink: sink.close())
                 if config.log.wandb:
                     self._sinks.append(_WandB(run_dir, config))
                 if config.log.tensorboard:
                     self._sinks.append(_TensorBoard(run_dir, self._state["env_steps"] + 1))
-            self._close = undo.pop_all()
+            self._resources = undo.pop_all()
         # The clock starts last: opening the sinks takes seconds.
         self._started = monotonic()
 
@@ -127,7 +127,7 @@ class MetricsLog:
         head = {"env_steps": env_steps, "iteration": iteration, "phase": phase}
         values = self._append(METRICS_FILE, head, record)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._call_each(lambda sink: sink.write(finite, env_steps))
+        self._call_sinks(lambda sink: sink.write(finite, env_steps))
         self._call_display(lambda display: display.show_metrics(values, env_steps))
 
     def write_epoch(
@@ -165,9 +165,9 @@ class MetricsLog:
             steps: CSV table of the steps, with a column `step`.
             env_steps: environment steps of the run so far.
         """
-        self._call_each(lambda s: isinstance(s, _TensorBoard) and s.write_steps(steps, env_steps))
+        self._call_sinks(lambda s: isinstance(s, _TensorBoard) and s.write_steps(steps, env_steps))
 
-    def _call_each(self, function: Callable[[_TensorBoard | _WandB], object]) -> None:
+    def _call_sinks(self, function: Callable[[_TensorBoard | _WandB], object]) -> None:
         """Call a function with each sink, and switch off a failed sink."""
         for sink in [*self._sinks]:
             try:
@@ -217,10 +217,10 @@ class MetricsLog:
         Raises:
             OSError: the last rows cannot be written.
         """
-        self._close.close()
+        self._resources.close()
 
 
-class _Rows:
+class _RowFile:
     """File to append rows to; rows that do not fit on a full disk wait for the next write.
 
     Args:

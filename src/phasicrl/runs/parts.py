@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from phasicrl.distributed import World
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import Part
+from phasicrl.runs.checkpoint import RankState
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.seeding import derive_seed
 
@@ -28,7 +28,7 @@ def select_state_to_save(state: dict[str, Any], world: World) -> dict[str, Any]:
     return state | {"learner": {"generator": state["learner"]["generator"]}}
 
 
-def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]:
+def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str], int]:
     """Load this process's state from the newest usable checkpoint.
 
     Args:
@@ -42,7 +42,7 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
     Raises:
         CheckpointError: there is no usable checkpoint; the message lists the reason for each.
     """
-    part, rejected, folder = Part({}, {}), [], files.checkpoint_folder
+    part, rejected, folder = RankState({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
         if world.is_first:
             part, rejected = checkpoint.load_checkpoint(folder, run_id=files.card.get("run", ""))
@@ -50,16 +50,16 @@ def load_state(files: RunDirectory, world: World) -> tuple[Part, list[str], int]
     with world.sync_errors("loading the checkpoint"):
         manifest = checkpoint.read_manifest(path)
         if (saved_by := len(manifest["files"])) != world.size:
-            parts = [checkpoint.load_part(path, rank=rank) for rank in range(saved_by)]
+            parts = [checkpoint.load_rank_state(path, rank=rank) for rank in range(saved_by)]
             part = _redistribute(parts, world)
         elif not world.is_first:
-            part = checkpoint.load_part(path, rank=world.rank)
+            part = checkpoint.load_rank_state(path, rank=world.rank)
     learner = world.broadcast_object(part.tree["learner"]) | part.tree["learner"]
     common = {"learner": learner, "run": manifest["run"]}  # without card.json, too
-    return Part(part.tree | common, part.chunks), rejected, saved_by
+    return RankState(part.tree | common, part.chunks), rejected, saved_by
 
 
-def _redistribute(parts: list[Part], world: World) -> Part:
+def _redistribute(parts: list[RankState], world: World) -> RankState:
     """Return this process's state after a change of their number, without environments."""
     first = parts[0].tree
     chunks = {
@@ -75,7 +75,7 @@ def _redistribute(parts: list[Part], world: World) -> Part:
     elif world.rank:
         seed = derive_seed(int(first["env_steps"]), "shuffle", world.rank)
         learner["generator"] = Generator().manual_seed(seed).get_state()
-    return Part(first | {"learner": learner, "collector": None}, chunks)
+    return RankState(first | {"learner": learner, "collector": None}, chunks)
 
 
 def _local_rows(name: str, parts: list[Tensor], state: dict[str, Any], world: World) -> Tensor:

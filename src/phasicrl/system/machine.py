@@ -52,7 +52,7 @@ def processor() -> str:
     return platform.processor()
 
 
-def versions() -> dict[str, str | None]:
+def get_versions() -> dict[str, str | None]:
     """Return the versions of Python and of required packages; None for a missing package."""
     packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
     return {"python": platform.python_version()} | {x: package_version(x) for x in packages}

@@ -81,7 +81,7 @@ class SignalHandler:
 
     def __init__(self, request: Callable[[BaseException], bool]) -> None:
         self._request = request
-        self._before: dict[signal.Signals, Any] = {}
+        self._old_handlers: dict[signal.Signals, Any] = {}
         self._is_ending, self._raised_at = False, -math.inf
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class SignalHandler:
             for number in (signal.SIGINT, *_PREEMPTION_SIGNALS):
                 before = signal.getsignal(number)
                 if before in (signal.SIG_DFL, signal.default_int_handler, exit_preempted):
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._old_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def ignore_further(self) -> None:
@@ -100,7 +100,7 @@ class SignalHandler:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Restore the earlier signal handlers; raise `Preempted` after a termination request."""
         self._is_ending = True
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         if isinstance(error, TerminationRequested):
             preempted = Preempted(str(error))

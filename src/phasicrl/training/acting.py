@@ -47,7 +47,7 @@ class TrainedAgent:
         self.network, self.action_space = network, envs.action_space
         self.observation_space, self._mask_size = envs.observation_space, envs.mask_size
         self._layout = ObservationLayout(envs.observation_space)
-        self._actions, self._components = ActionLayout(envs.action_space), config.env.observe
+        self._actions, self._obs_indices = ActionLayout(envs.action_space), config.env.observe
         self._precision: Precision = config.compute.policy_precision
         self._generator = Generator().manual_seed(seed)
         self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
@@ -109,7 +109,7 @@ class TrainedAgent:
         """Convert observations and masks to inputs, and return whether they are a batch."""
         if mask is None and self._mask_size and isinstance(obs, Mapping):
             mask = obs.get(MASK)
-        arrays, observe = map_leaves(self.observation_space, to_numeric, obs), self._components
+        arrays, observe = map_leaves(self.observation_space, to_numeric, obs), self._obs_indices
         parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
         if any(x is None or (observe and x.shape[-1:] <= (max(observe),)) for x in parts):
             rule = "a whole observation or a batch, which env.reset() and env.step() return first"

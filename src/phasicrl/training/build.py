@@ -41,7 +41,7 @@ from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
 from phasicrl.spaces import describe_spaces, is_image, leaves
-from phasicrl.system.machine import num_cores, versions
+from phasicrl.system.machine import get_versions, num_cores
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import SignalHandler
 from phasicrl.training.fused import FusedCollector
@@ -270,7 +270,7 @@ def _build_run(
         The run with initial state, and a remark for the log if environments start new episodes.
     """
     world.check_same("configuration", config.values)
-    world.check_same("versions", lambda: versions() | {"commit": find_commit()})
+    world.check_same("versions", lambda: get_versions() | {"commit": find_commit()})
     check_divisible_by_ranks(config, world)
     with world.sync_errors("preparing the run"):
         envs, since, obs, remark = _open_envs(config, user, world, state)
@@ -312,7 +312,7 @@ def _build_run(
     )  # fmt: skip
     with world.sync_errors("starting the environments"):
         if obs is None or state is None:
-            collector.start()
+            collector.reset()
         else:
             collector.load_state_dict(state["collector"], obs)
     return run, remark

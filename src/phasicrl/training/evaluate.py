@@ -17,7 +17,7 @@ from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
-from phasicrl.runs.checkpoint import load_part
+from phasicrl.runs.checkpoint import load_rank_state
 from phasicrl.runs.directory import (
     RunDirectory,
     WeightsKind,
@@ -92,13 +92,13 @@ class SavedAgent:
         files: run directory.
         config: options of the run.
         env_objects: custom `make_env` and `make_vector_env`, or None.
-        networks: custom `make_encoder` and `make_head`, or None.
+        network_factories: custom `make_encoder` and `make_head`, or None.
     """
 
     files: RunDirectory
     config: Config
     env_objects: Mapping[str, Any]
-    networks: Mapping[str, Any]
+    network_factories: Mapping[str, Any]
 
     @classmethod
     def open(
@@ -139,11 +139,11 @@ class SavedAgent:
                 have other spaces than those of the training.
         """
         self.files.check_spaces(describe_spaces(envs))
-        agent = make_agent(self.config, envs, self.networks)
+        agent = make_agent(self.config, envs, self.network_factories)
         if checkpoint is None:
             weights = self.files.weights(which)
         else:
-            weights = load_part(checkpoint).tree["learner"]["agent"]
+            weights = load_rank_state(checkpoint).tree["learner"]["agent"]
         try:
             agent.load_state_dict(weights)
         except RuntimeError as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import ActionSelection, Config, EnvConfig, EvaluatedLevels, Levels, Precision
-from phasicrl.envs.make import make_envs, resolve
+from phasicrl.envs.make import make_envs, resolve_env_id
 from phasicrl.envs.protocol import LIMIT_HINT, TimeStep, VectorEnv
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
@@ -45,7 +45,7 @@ def mean_return_and_length(parts: Iterable[Episodes]) -> tuple[float, float]:
     return statistics.fmean(returns), statistics.fmean(lengths)
 
 
-LONG_EPISODE, MAX_EPISODE = 10_000, 30_000
+LONG_EPISODE_STEPS, MAX_EPISODE_STEPS = 10_000, 30_000
 """Steps of an episode after which there is a warning, and after which it is cut.
 
 The longest known episodes, of Atari, have 27,000.
@@ -79,13 +79,13 @@ class EpisodeTracker:
         self.lengths += 1
 
     def find_episodes_to_cut(self, name: str) -> Tensor:
-        """Return the mask `[B]` of counted episodes of `MAX_EPISODE` steps; warn of long ones."""
+        """Return the mask `[B]` of counted episodes of `MAX_EPISODE_STEPS`; warn of long ones."""
         lengths = self.lengths * self.unfinished_envs
-        if lengths.max() == LONG_EPISODE:
-            text = f"{name}: an episode of the evaluation has {LONG_EPISODE:,} steps, and is cut at"
-            text += f" {MAX_EPISODE:,}. If none ends, set a time limit ({LIMIT_HINT})"
+        if lengths.max() == LONG_EPISODE_STEPS:
+            text = f"{name}: an episode of the evaluation has {LONG_EPISODE_STEPS:,} steps, and is"
+            text += f" cut at {MAX_EPISODE_STEPS:,}. If none ends, set a time limit ({LIMIT_HINT})"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return lengths >= MAX_EPISODE
+        return lengths >= MAX_EPISODE_STEPS
 
     def finish_episodes(self, ended: Tensor, failed: Tensor) -> None:
         """Finish the episodes that `ended`, `[B]` bool; those of `failed` ones do not count."""
@@ -93,7 +93,7 @@ class EpisodeTracker:
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)
         self._left[counted] -= 1
-        self._left[counted & (self.lengths >= MAX_EPISODE)] = 0  # cut, and not reset
+        self._left[counted & (self.lengths >= MAX_EPISODE_STEPS)] = 0  # cut, and not reset
         self.indices[ended] += 1
         self.returns[ended], self.lengths[ended] = 0, 0
 
@@ -122,7 +122,7 @@ def check_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
         raise ValueError(f"levels is {levels!r}; expected unseen, train or both")
     if levels == "unseen" or env is None:
         return
-    is_procgen = resolve(env.id)[0] == "procgen"
+    is_procgen = resolve_env_id(env.id)[0] == "procgen"
     if not is_procgen or env.num_levels == 0:
         seen = "an agent that was trained on all levels (env.num_levels 0)"
         other = "an environment that is not a game of Procgen (procgen:NAME)"
@@ -178,7 +178,7 @@ def run_episodes(
 ) -> Episodes:  # fmt: skip
     """Run episodes until every environment has finished its number of episodes.
 
-    An episode of `MAX_EPISODE` steps is cut, as by a time limit: it counts with its return so far,
+    An episode of `MAX_EPISODE_STEPS` is cut, as by a time limit: it counts with its return so far,
     and is the last of its environment. There is a warning before.
 
     Args:

@@ -11,7 +11,7 @@ from phasicrl.collect import Collector, Truncation, require_finite
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.rollout import Rollout
 
-MAX_STEPS = 8
+MAX_STEPS_PER_CALL = 8
 """Maximum number of steps in a call. Twice as many save a tenth of the time, and compile for twice
 as long."""
 
@@ -24,18 +24,18 @@ class FusedCollector(Collector):
 
     envs: TensorVectorEnv
 
-    def _step_envs(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
+    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
         """Act and step T times, see `Collector`."""
         rollout.state.copy_(self._state)
         num_steps, chunks = rollout.first.shape[1], []
-        size = max(size for size in range(1, MAX_STEPS + 1) if num_steps % size == 0)
+        size = max(size for size in range(1, MAX_STEPS_PER_CALL + 1) if num_steps % size == 0)
         names = ["obs", "first", "action", "log_prob", "reward", "terminated", "truncated"]
         names += ["action_mask"] if self.envs.mask_size else []
         self._names = names if self._values_deferred else [*names, "value"]
         call = partial(self.executor.call_compiled, self._run_steps, self.agent)
         for start in range(0, num_steps, size):
             draws = [self._blank_policy.sample_noise(self.generator) for _ in range(size)]
-            noise = self.executor.upload(torch.stack(draws)[:, self._local_noise])
+            noise = self.executor.upload(torch.stack(draws)[:, self._noise_slice])
             *columns, self._first, self._state = self.envs.run_fused_steps(
                 call, [noise, self._first, self._state], size
             )
@@ -68,7 +68,7 @@ class FusedCollector(Collector):
         rows, validity = [], []
         for draw in noise:
             obs, mask = state[0], state[1] if self.envs.mask_size else None
-            output = self._policy_step(obs, first, memory, draw, mask)
+            output = self._compute_actions(obs, first, memory, draw, mask)
             action, env_action, log_prob, memory, *values = output
             step, state = self.envs.step_from(state, env_action)
             columns = {

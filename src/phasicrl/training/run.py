@@ -33,10 +33,10 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY_PREFIX, select_state_to_save
 from phasicrl.spaces import describe_spaces
-from phasicrl.system.machine import num_cores, processor, versions
+from phasicrl.system.machine import get_versions, num_cores, processor
 from phasicrl.system.provenance import find_commit
 from phasicrl.system.signals import SignalHandler
-from phasicrl.training.evaluation import LONG_EPISODE
+from phasicrl.training.evaluation import LONG_EPISODE_STEPS
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
 
 
@@ -120,7 +120,7 @@ class Run:
                 raise ValueError(f"callbacks is {given!r}; expected a Callbacks() or a function")
             vars(self.callbacks)["on_iteration"] = given
         self.learner, self.collector, self.buffer = learner, collector, buffer
-        self.metrics_log, self._row = log, Record()
+        self.metrics_log, self._pending_metrics = log, Record()
         self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
         self.executor, self.world = learner.executor, learner.executor.world
         self.resources = ExitStack()  # closed with the run
@@ -159,9 +159,9 @@ class Run:
         Raises:
             ValueError: it returned something.
         """
-        self._call("on_start")
+        self._call_callback("on_start")
 
-    def _call(self, name: Literal["on_start", "on_end"]) -> None:
+    def _call_callback(self, name: Literal["on_start", "on_end"]) -> None:
         """Call a method of the callbacks that returns nothing."""
         with self.world.sync_errors(name):
             if (answer := getattr(self.callbacks, name)(self)) is not None:
@@ -171,8 +171,8 @@ class Run:
         """Fill a rollout, count its environment steps, and return the rollout."""
         self._iteration_started = time.perf_counter()
         self.show("rollout")
-        before_targets = self.learner.updates_obs_norm_before_targets
-        self.collector.collect(rollout, updates_obs_norm_before_targets=before_targets)
+        before_values = self.learner.updates_obs_norm_before_values
+        self.collector.collect(rollout, updates_obs_norm_before_values=before_values)
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - self._iteration_started
         return rollout
@@ -190,7 +190,7 @@ class Run:
             means: means of the phase, of which those since the last call are written.
         """
         if self.config.log.epochs:
-            record = self.world.average_record(means.means_since_last_call())
+            record = self.world.average_record(means.pop_means())
             place = {"env_steps": self.env_steps, "iteration": self.iteration}
             self.metrics_log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
 
@@ -210,7 +210,7 @@ class Run:
                 raise ValueError(f"metric is {name!r}; expected a free name. Call it {own}")
             try:
                 number = math.fsum([value])  # unlike float, it takes no text
-                self._row[name if "/" in name else f"own/{name}"] = number
+                self._pending_metrics[name if "/" in name else f"own/{name}"] = number
             except (TypeError, ValueError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
@@ -234,12 +234,12 @@ class Run:
             }
         if self._periodic_evaluation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
-        limit = min(LONG_EPISODE * self.config.env.num_envs, self.config.budget)
+        limit = min(LONG_EPISODE_STEPS * self.config.env.num_envs, self.config.budget)
         is_reached = self.env_steps - self.config.batch_size < limit <= self.env_steps
         if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({LIMIT_HINT})")
-        self._row |= record
+        self._pending_metrics |= record
         known = set(record)
         try:
             with self.world.sync_errors("on_episode or on_iteration"):
@@ -255,14 +255,14 @@ class Run:
         goal, episodes = self.config.stop_at_return, self.collector.episodes
         mean = episodes.recent_mean_return
         is_solved = goal is not None and episodes.is_full and mean >= goal
-        return self.world.any_rank(is_solved or any(answers))
+        return self.world.all_reduce_any(is_solved or any(answers))
 
     def _write_metrics(self) -> None:
         """Write the row of metrics, with those of the user so far, unless it is empty."""
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
-        if self._row:
-            self.metrics_log.write(self._row, **place, phase=self.learner.phase_number)
-        self._row = {}
+        if self._pending_metrics:
+            self.metrics_log.write(self._pending_metrics, **place, phase=self.learner.phase_number)
+        self._pending_metrics = {}
 
     def _evaluate(self) -> Record:
         """Evaluate a copy of the agent, and save its weights if they are the best so far."""
@@ -288,7 +288,7 @@ class Run:
         In a run of one process, a full disk causes a warning only.
         """
         self.take_snapshot()
-        if not self.world.any_rank(self.world.is_first and self._is_checkpoint_due()):
+        if not self.world.all_reduce_any(self.world.is_first and self._is_checkpoint_due()):
             return
         try:
             self._write_checkpoint()
@@ -305,7 +305,7 @@ class Run:
         minutes, count = every.every_minutes, every.every_iterations
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
             return True
-        return self.buffer.progress is None and count is not None and self.iteration % count == 0
+        return not self.buffer.aux_progress and count is not None and self.iteration % count == 0
 
     def take_snapshot(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
@@ -316,7 +316,7 @@ class Run:
         """Call `on_end`, save the final state and the card, unless the run was finished before."""
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
-            self._call("on_end")
+            self._call_callback("on_end")
             self.save()
             self._steps_on_card = self.env_steps
             self.write_card()
@@ -374,13 +374,13 @@ class Run:
             "device": str(self.executor.device),
             "plan": dataclasses.asdict(self.executor.plan),
             "machine": dict(system=platform.platform(), processor=processor(), cores=num_cores()),
-            "versions": versions() | {"torch": torch.__version__},
+            "versions": get_versions() | {"torch": torch.__version__},
             "commit": find_commit(),
         })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's state to save in a checkpoint, without rollouts, which are chunks."""
-        progress = self.buffer.progress
+        progress = self.buffer.aux_progress
         auxiliary = progress and {
             "epoch": progress.epoch,
             "means": progress.means.state_dict(),
@@ -430,7 +430,7 @@ class Run:
         if (auxiliary := state["auxiliary"]) is not None:
             device, means = self.executor.device, MeanAccumulator()
             means.load_state_dict(auxiliary["means"], device)
-            self.buffer.progress = AuxiliaryProgress(
+            self.buffer.aux_progress = AuxiliaryProgress(
                 chunks[self._old_policy_name]["dist_params"].to(device), means, auxiliary["epoch"],
                 seconds=auxiliary["seconds"],
             )  # fmt: skip
@@ -521,7 +521,7 @@ class Run:
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
         chunks: ChunkMakers = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
-        if (progress := self.buffer.progress) is not None:
+        if (progress := self.buffer.aux_progress) is not None:
             chunks[self._old_policy_name] = lambda: {"dist_params": progress.old_dist_params}
         return chunks
 
@@ -532,6 +532,6 @@ class Run:
 
     def _chunk_name(self, slot: int) -> str:
         """Return the name of a rollout's chunk, unique in the run."""
-        aux, in_auxiliary_phase = self.config.aux, self.buffer.progress is not None
+        aux, in_auxiliary_phase = self.config.aux, self.buffer.aux_progress is not None
         is_recomputed = in_auxiliary_phase and aux.recompute_targets
         return f"rollout-{self.learner.phase_number:06d}-{slot:03d}{'-renewed' * is_recomputed}"

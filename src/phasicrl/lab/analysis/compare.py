@@ -82,7 +82,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Overall:
+class AggregateScores:
     """Measures of an experiment over all environments.
 
     Attributes:
@@ -117,7 +117,7 @@ class Comparison:
     metric: str
     units: ScoreUnits
     results: tuple[TaskResult, ...]
-    overall: tuple[Overall, ...]
+    overall: tuple[AggregateScores, ...]
     missed: tuple[str, ...]
     files: tuple[Path, ...]
     target: float | None = None
@@ -322,13 +322,13 @@ def _collect_scores(results: Sequence[TaskResult]) -> dict[str, Array]:
     return matrices
 
 
-def _measure_overall(matrices: Mapping[str, Array], units: ScoreUnits) -> list[Overall]:
+def _measure_overall(matrices: Mapping[str, Array], units: ScoreUnits) -> list[AggregateScores]:
     """Measure each experiment alone and against each other experiment."""
     # The optimality gap needs a best score of 1, which raw returns do not have.
     wanted = {name: MEASURES[name] for name in MEASURES
               if units != "raw" or name != "optimality gap"}  # fmt: skip
     return [
-        Overall(
+        AggregateScores(
             label, len(matrix), {name: estimate(matrix, wanted[name]) for name in wanted},
             {name: measures.probability_of_improvement(matrix, theirs)
              for name, theirs in matrices.items() if name != label},

@@ -67,12 +67,12 @@ def _split_ends(values: Array) -> tuple[Array, Array]:
     return values[:part], values[-part:]
 
 
-def _quote_rate(config: Config) -> str:
+def _format_rate(config: Config) -> str:
     return f"ppo.learning_rate (now {config.ppo.learning_rate:g})"
 
 
 def _suggest_lower_rate(config: Config) -> str:
-    return f"a smaller {_quote_rate(config)}"
+    return f"a smaller {_format_rate(config)}"
 
 
 def _suggest_fewer_epochs(config: Config) -> str:
@@ -89,7 +89,7 @@ def _check_progress(returns: Array, config: Config, improves: bool) -> Finding |
     first, last = (part.mean() for part in _split_ends(returns))
     evidence = f"mean return {first:.4g} in the first fifth of the run, {last:.4g} in the last"
     remedy = "the remedies of other findings; without any, a longer run (total_env_steps) or"
-    return Finding("No progress", evidence, f"{remedy} another {_quote_rate(config)}")
+    return Finding("No progress", evidence, f"{remedy} another {_format_rate(config)}")
 
 
 def _check_constant_return(returns: Array, config: Config, improves: bool) -> Finding | None:
@@ -129,7 +129,7 @@ def _check_value_loss(loss: Array, config: Config, improves: bool) -> Finding | 
     return Finding("Diverging values", evidence, f"{rates}, a smaller ppo.gamma, ppo.max_grad_norm")
 
 
-def _check_values(explained: Array, config: Config, improves: bool) -> Finding | None:
+def _check_explained_variance(explained: Array, config: Config, improves: bool) -> Finding | None:
     # The best fifth: returns of a solved task hardly vary, which leaves nothing to explain.
     best = max(float(np.median(part)) for part in np.array_split(explained, 5))
     if best >= 0.05:
@@ -148,7 +148,7 @@ def _check_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
     # KL is measured before each step: it is always 0 before the only one.
     if worst < 1e-6 and config.ppo.policy_epochs * config.ppo.num_minibatches > 1:
         return Finding(
-            "Unchanged policy", f"KL ≤ {worst:.1g} nats", f"a larger {_quote_rate(config)}"
+            "Unchanged policy", f"KL ≤ {worst:.1g} nats", f"a larger {_format_rate(config)}"
         )
     if worst < min(max(0.1, 10 * median), 1.0) and median < 0.1:
         return None
@@ -226,7 +226,7 @@ _RULES: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_length", _check_lengths),
     ("charts/num_episodes", _check_episodes),
     ("losses/value_loss", _check_value_loss),
-    ("losses/explained_variance", _check_values),
+    ("losses/explained_variance", _check_explained_variance),
     ("losses/approx_kl", _check_kl),
     ("losses/clipfrac", _make_fraction_check(
         0.4, "Clip fraction saturated", "samples were outside the clip range",

@@ -27,7 +27,7 @@ from phasicrl.presets import PRESETS
 Scale = Literal["small", "paper"]
 PROCGEN_GAMES = tuple(sorted(PROCGEN_BOUNDS["hard"]))
 
-_SMALL_IMAGES: dict[str, Any] = {
+_SMALL_PROCGEN: dict[str, Any] = {
     "env.num_envs": 32,
     "ppo.num_steps": 64,
     "model.channels": (4, 8, 8),
@@ -87,7 +87,7 @@ class Suite:
         """
         if task in PROCGEN_GAMES:
             ending = "-paper" if scale == "paper" and self.levels == "hard" else ""
-            changes = {"env.id": f"procgen:{task}"} | (_SMALL_IMAGES if scale == "small" else {})
+            changes = {"env.id": f"procgen:{task}"} | (_SMALL_PROCGEN if scale == "small" else {})
             names = f"procgen-ppg{ending}", f"procgen-ppo{ending}"
         elif f"{task}-ppo" in PRESETS:
             changes = {}
@@ -133,7 +133,7 @@ def _make_codebase_arms(base: BaseConfigs) -> list[Arm]:
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
     arms = [*_make_algorithm_arms(base), *make_arms(base.ppg, of_openai)]
     if base.is_procgen:
-        scale = {path: base.ppg.values()[path] for path in ("env.id", *_SMALL_IMAGES)}
+        scale = {path: base.ppg.values()[path] for path in ("env.id", *_SMALL_PROCGEN)}
         codes = {
             "CleanRL's PPG": "compat-cleanrl-ppg",
             "CleanRL's PPO": "compat-cleanrl-ppo-procgen",

@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
 from phasicrl import Config
-from phasicrl.envs.make import episode_limit, make_envs
+from phasicrl.envs.make import get_time_limit, make_envs
 from phasicrl.training.build import make_agent
 
 Mode = Literal["ladder", "leave-one-out"]
@@ -195,10 +195,10 @@ def make_arms_for_env(base: Config, make: Callable[..., list[Arm]], **options: A
     with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:
         agent = make_agent(base, envs)
         uses = {
-            "env.action_masks": envs.mask_size, "obs_norm.": agent.reader.parts,
+            "env.action_masks": envs.mask_size, "obs_norm.": agent.reader.boxes,
             "action.": agent.policy_head.num_continuous,
         }  # fmt: skip
     unused_options = tuple(path for path, used in uses.items() if not used)
     return make(
-        base, unused_options=unused_options, max_episode_steps=episode_limit(base.env), **options
+        base, unused_options=unused_options, max_episode_steps=get_time_limit(base.env), **options
     )

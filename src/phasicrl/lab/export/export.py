@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 
 Rounding makes 2e-5 in a memory behind convolutions, whose features are in the hundreds.
 """
-_KEY = "phasicrl"
+_METADATA_KEY = "phasicrl"
 """Key of phasicrl's entry in a file's metadata."""
 Arrays = dict[str, NDArray[Any]]
 
@@ -161,13 +161,13 @@ def _write_file(
                 "operations that do not depend on the values of tensors. Change your encoder"
             ) from error
         if format == "torch":
-            torch.export.save(program, output, extra_files={_KEY: json.dumps(metadata)})
+            torch.export.save(program, output, extra_files={_METADATA_KEY: json.dumps(metadata)})
         else:
             made: Any = torch.onnx.export(
                 program, dynamo=True, input_names=list(graph.input_docs),
                 output_names=list(graph.output_docs), verbose=False,
             )  # fmt: skip
-            made.model.metadata_props[_KEY] = json.dumps(metadata)
+            made.model.metadata_props[_METADATA_KEY] = json.dumps(metadata)
             made.save(output)
 
 
@@ -239,12 +239,12 @@ def _open_onnx(path: Path) -> tuple[str | None, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    text = session.get_modelmeta().custom_metadata_map.get(_KEY)
+    text = session.get_modelmeta().custom_metadata_map.get(_METADATA_KEY)
     return text, lambda inputs: session.run(None, inputs)
 
 
 def _open_torch(path: Path) -> tuple[str | None, Any]:
-    files: dict[str, Any] = {_KEY: ""}
+    files: dict[str, Any] = {_METADATA_KEY: ""}
     module = torch.export.load(path, extra_files=files).module()
 
     def run_program(inputs: Arrays) -> list[NDArray[Any]]:
@@ -252,7 +252,7 @@ def _open_torch(path: Path) -> tuple[str | None, Any]:
             outputs = module(*map(torch.from_numpy, inputs.values()))
         return [tensor.numpy() for tensor in outputs]
 
-    return files[_KEY], run_program
+    return files[_METADATA_KEY], run_program
 
 
 def play_exported(

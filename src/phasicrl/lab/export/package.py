@@ -87,7 +87,7 @@ def release(
             evaluations = evaluate(partial, episodes=episodes, **user_objects)
             if onnx:
                 export_policy(partial, **user_objects)
-            _write_pages(partial, evaluations)
+            _write_package_files(partial, evaluations)
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -122,7 +122,7 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
 
 
-def _write_pages(folder: Path, evaluations: Sequence[Evaluation]) -> None:
+def _write_package_files(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the evaluation, the page for readers and the list of hashes."""
     files = RunDirectory(folder)
     results = [each.to_dict() | {"returns": each.returns} for each in evaluations]

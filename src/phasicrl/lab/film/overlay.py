@@ -70,7 +70,7 @@ class Overlay:
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
         probabilities = log_probs.exp().tolist()[: _MAX_BARS - len(gauges)]
         taken, begin = set[int](), 0
-        for choice, count in zip(row.tolist(), self._head.widths, strict=True):
+        for choice, count in zip(row.tolist(), self._head.num_choices, strict=True):
             taken |= {begin + int(choice)} if count else set()
             begin += count
         step = (width - unit) / max(len(probabilities) + len(gauges), 1)
@@ -87,7 +87,7 @@ class Overlay:
 
     def _place_gauges(self, row: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
         """Place mean − std, mean, mean + std and the action in the range, from 0 to 1."""
-        places = [place for place, count in enumerate(self._head.widths) if not count]
+        places = [place for place, count in enumerate(self._head.num_choices) if not count]
         if not places:
             return []
         actions = row.repeat(4, 1)

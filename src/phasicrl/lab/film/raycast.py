@@ -36,9 +36,9 @@ class RayCamera:
         inner: Any = env.unwrapped
         self._mujoco = mujoco = _import_mujoco()
         model = inner.model
-        self._world = (model, inner.data)
+        self._sim = (model, inner.data)
         self._scene = mujoco.MjvScene(model, 1000)
-        self._camera = _make_camera(inner.mujoco_renderer, *self._world)
+        self._camera = _make_camera(inner.mujoco_renderer, *self._sim)
         down, right = np.meshgrid(*[(np.arange(size) + 0.5) / size * 2 - 1] * 2, indexing="ij")
         self._right, self._up, self._size = right.ravel(), -down.ravel(), size
         self._planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
@@ -51,7 +51,7 @@ class RayCamera:
         hit, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
         options = (VISIBLE_GROUPS, True, -1)  # with static shapes, without an excluded body
         found = (hit, distance, normal.ravel())
-        self._mujoco.mj_multiRay(*self._world, origin, rays.ravel(), *options, *found, count, 1e10)
+        self._mujoco.mj_multiRay(*self._sim, origin, rays.ravel(), *options, *found, count, 1e10)
         point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
         return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
 
@@ -60,7 +60,7 @@ class RayCamera:
 
         A shape without a color has its material's.
         """
-        model, _ = self._world
+        model, _ = self._sim
         material, color = model.geom_matid[geom], model.geom_rgba[geom]
         if material < 0:
             return 255 * color[:3]
@@ -80,7 +80,7 @@ class RayCamera:
         """
         mujoco = self._mujoco
         options = (mujoco.MjvOption(), mujoco.MjvPerturb(), self._camera)
-        mujoco.mjv_updateScene(*self._world, *options, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
+        mujoco.mjv_updateScene(*self._sim, *options, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
         view = self._scene.camera[0]
         forward, up = (np.array(vector, np.float64) for vector in (view.forward, view.up))
         right = np.cross(forward, up)

@@ -98,7 +98,7 @@ class Recorder:
 
     def __init__(self, config: Config, files: RunDirectory, log: Any, **env_objects: Any) -> None:
         self._saved, self._log = SavedAgent(files, config, env_objects, {}), log
-        self._options, self._films = config.evaluation, config.evaluation.film
+        self._options, self._is_filming = config.evaluation, config.evaluation.film
         self._levels: Levels = "train" if self._options.levels == "train" else "unseen"
         self._table: StepTable | None = None
 
@@ -129,7 +129,7 @@ class Recorder:
                 self._log.write_episode_steps(path, env_steps=env_steps)
             except OSError as error:
                 self._log.show_message(f"warning: no table of steps: {error}")
-        if not self._films:
+        if not self._is_filming:
             return
         try:
             film_episodes(
@@ -137,5 +137,5 @@ class Recorder:
                 policy=self._options.policy, levels=self._levels, overlay=True, seed=seed,
             )  # fmt: skip
         except Exception as error:  # the environment's renderer may raise any error
-            self._films = isinstance(error, OSError)  # a full disk may have room later
+            self._is_filming = isinstance(error, OSError)  # a full disk may have room later
             self._log.show_message(f"warning: no film: {error}")
