@@ -135,21 +135,13 @@ _BASE_AUX = AuxConfig(every=8, epochs=3, num_minibatches=8, minibatch_by="auto",
 # Continuous control. Advantages are recomputed before each epoch and learning rates decay to zero,
 # to which Tianshou's authors attribute their results on MuJoCo; all else is common to published
 # settings.
-_MUJOCO_PPO = Config(
-    name="halfcheetah-ppo",
-    env=EnvConfig(id="envpool:HalfCheetah-v5", num_envs=16),
-    model=_CLASSIC_PPO.model,
-    action=ActionConfig(std_value=0.6, squash="clip", rescale=True),
-    ppo=PPOConfig(
-        num_steps=128, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32,
-        minibatch_by="auto", entropy_coef=0.0, recompute_advantages=True,
-        advantage_norm="minibatch", learning_rate=3e-4, schedule="linear", adam_eps=1e-5,
-        max_grad_norm=0.5,
-    ),
-    reward_norm=RewardNormConfig(per="rollout"),
-    obs_norm=ObsNormConfig(statistics="moments"),
-    total_env_steps=1_000_000,
-)  # fmt: skip
+_MUJOCO_PPO = _CLASSIC_PPO.with_updates({
+    "name": "halfcheetah-ppo", "env.id": "envpool:HalfCheetah-v5", "env.num_envs": 16,
+    "action": ActionConfig(std_value=0.6, squash="clip", rescale=True),
+    "ppo.policy_epochs": 10, "ppo.value_epochs": 10, "ppo.num_minibatches": 32,
+    "ppo.recompute_advantages": True, "ppo.learning_rate": 3e-4, "obs_norm.statistics": "moments",
+    "total_env_steps": 1_000_000,
+})  # fmt: skip
 # Wider networks and smaller learning rates for walking, chosen on seeds 1 to 5.
 _WALK_PPO = _MUJOCO_PPO.with_updates({
     "model.hidden_sizes": (256, 256), "model.activation": "relu", "ppo.learning_rate": 1e-4
@@ -159,7 +151,6 @@ _WALK_PPO = _MUJOCO_PPO.with_updates({
 _MUJOCO_AUX = replace(
     _BASE_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
 )
-_WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
 _ATARI_PPO = Config(
     env=EnvConfig(id="envpool:Breakout-v5", num_envs=8),
     model=ModelConfig(
@@ -248,53 +239,45 @@ _MVA = Config(
 _RECURRENT_PPO = _CLASSIC_PPO.with_updates({
     "env.num_envs": 16, "model.memory": "lstm", "model.memory_size": 64, "ppo.num_minibatches": 4,
 })  # fmt: skip
-_RECURRENT_AUX = replace(_BASE_AUX, num_minibatches=4)
 
+# PPO and PPG's auxiliary phase, for the environments of a kind.
+_CLASSIC, _MUJOCO = (_CLASSIC_PPO, _BASE_AUX), (_MUJOCO_PPO, _MUJOCO_AUX)
+_RECURRENT = (_RECURRENT_PPO, replace(_BASE_AUX, num_minibatches=4))
+_WALK = (_WALK_PPO, replace(_MUJOCO_AUX, learning_rate=1e-4))
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
-    "cartpole": (_CLASSIC_PPO, _BASE_AUX, {}),
+    "cartpole": (*_CLASSIC, {}),
     # Without velocities, so that the policy needs a memory.
-    "cartpole-masked-velocity": (_RECURRENT_PPO, _RECURRENT_AUX,
-                                 {"env.observe": (0, 2), "total_env_steps": 300_000}),
-    "pendulum-masked-velocity": (
-        _RECURRENT_PPO, _RECURRENT_AUX,
-        {"env.id": "envpool:Pendulum-v1", "env.observe": (0, 1), "ppo.gamma": 0.9,
-         "action": ActionConfig(squash="clip", rescale=True), "total_env_steps": 300_000},
-    ),
-    "acrobot": (_CLASSIC_PPO, _BASE_AUX,
-                {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
-    "mountaincar": (
-        _CLASSIC_PPO, _BASE_AUX,
-        {"env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98,
-         "total_env_steps": 1_000_000},
-    ),
-    "lunarlander": (
-        _CLASSIC_PPO, _BASE_AUX,
-        {"env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999,
-         "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01, "total_env_steps": 1_000_000},
-    ),
+    "cartpole-masked-velocity": (*_RECURRENT, {
+        "env.observe": (0, 2), "total_env_steps": 300_000}),
+    "pendulum-masked-velocity": (*_RECURRENT, {
+        "env.id": "envpool:Pendulum-v1", "env.observe": (0, 1), "ppo.gamma": 0.9,
+        "action": ActionConfig(squash="clip", rescale=True), "total_env_steps": 300_000}),
+    "acrobot": (*_CLASSIC, {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
+    "mountaincar": (*_CLASSIC, {
+        "env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98,
+        "total_env_steps": 1_000_000}),
+    "lunarlander": (*_CLASSIC, {
+        "env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999,
+        "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01, "total_env_steps": 1_000_000}),
     # With an initial standard deviation of 0.6, one of ten seeds ended below −200; with 1, none did
     # (benchmarks/results/selection/pendulum_std.csv).
-    "pendulum": (
-        _MUJOCO_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0),
-        {"env.id": "envpool:Pendulum-v1", "env.num_envs": 4, "action.std_value": 1.0,
-         "ppo.num_steps": 512, "ppo.gamma": 0.9, "ppo.learning_rate": 1e-3,
-         "total_env_steps": 100_000},
-    ),
-    "invertedpendulum": (_MUJOCO_PPO, _MUJOCO_AUX,
-                         {"env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
-    "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX,
-                               {"env.id": "envpool:InvertedDoublePendulum-v5"}),
-    "reacher": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Reacher-v5"}),
-    "halfcheetah": (_WALK_PPO, _WALK_AUX,
-                    {"action.std_value": 0.135, "ppo.gamma": 0.98, "ppo.gae_lambda": 0.92}),
+    "pendulum": (_MUJOCO_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0), {
+        "env.id": "envpool:Pendulum-v1", "env.num_envs": 4, "action.std_value": 1.0,
+        "ppo.num_steps": 512, "ppo.gamma": 0.9, "ppo.learning_rate": 1e-3,
+        "total_env_steps": 100_000}),
+    "invertedpendulum": (*_MUJOCO, {
+        "env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
+    "inverteddoublependulum": (*_MUJOCO, {"env.id": "envpool:InvertedDoublePendulum-v5"}),
+    "reacher": (*_MUJOCO, {"env.id": "envpool:Reacher-v5"}),
+    "halfcheetah": (*_WALK, {
+        "action.std_value": 0.135, "ppo.gamma": 0.98, "ppo.gae_lambda": 0.92}),
     # A large initial standard deviation, so that the policy does not learn to stand still.
-    "hopper": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Hopper-v5", "action.std_value": 1.0}),
-    "walker2d": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Walker2d-v5"}),
-    "swimmer": (_MUJOCO_PPO, _MUJOCO_AUX,
-                {"env.id": "envpool:Swimmer-v5", "ppo.gamma": 0.9999, "ppo.gae_lambda": 0.98}),
-    "ant": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Ant-v5"}),
-    "humanoid": (_WALK_PPO, _WALK_AUX,
-                 {"env.id": "envpool:Humanoid-v5", "total_env_steps": 10_000_000}),
+    "hopper": (*_MUJOCO, {"env.id": "envpool:Hopper-v5", "action.std_value": 1.0}),
+    "walker2d": (*_WALK, {"env.id": "envpool:Walker2d-v5"}),
+    "swimmer": (*_MUJOCO, {
+        "env.id": "envpool:Swimmer-v5", "ppo.gamma": 0.9999, "ppo.gae_lambda": 0.98}),
+    "ant": (*_WALK, {"env.id": "envpool:Ant-v5"}),
+    "humanoid": (*_WALK, {"env.id": "envpool:Humanoid-v5", "total_env_steps": 10_000_000}),
     "atari": (_ATARI_PPO, _ATARI_AUX, {}),
 }  # fmt: skip
 """PPO's options, PPG's auxiliary phase and further changes, by environment."""

@@ -223,7 +223,9 @@ class CheckedEnv(gym.Env[Any, Any]):
     ) -> None:
         self._make_env, self._name, self._properties = make_env, name, properties
         self.error_types: tuple[type[BaseException], ...] = (Exception, SystemExit)
-        self.env_index, self._restarts, self._has_extra = index, restarts, False
+        self.env_index = index
+        self._restarts = restarts
+        self._has_extra = False
         self._layout = ObservationLayout(properties.observation_space)
         self._actions = ActionLayout(properties.action_space)
         self._widths = count_choices(properties.action_space) if properties.use_masks else ()
@@ -231,7 +233,8 @@ class CheckedEnv(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Box(0, 1, self._layout.shape, self._layout.dtype.type)
         self.action_space = gym.spaces.Box(0, 1, self._actions.shape, self._actions.dtype.type)
         self.env: Any = None
-        self._num_steps, self._last_obs = 0, np.zeros(self._layout.shape, self._layout.dtype)
+        self._num_steps = 0
+        self._last_obs = np.zeros(self._layout.shape, self._layout.dtype)
         self._seed: int | None = None
         self._generator: Any = None  # state at the start of the episode; None after a seed
 

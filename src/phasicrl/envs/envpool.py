@@ -111,7 +111,8 @@ class EnvPoolEnv(NumpyVectorEnv):
         # A single thread of the pool computes only while this one waits, and starts fastest on the
         # same core: waking another core takes longer than a fast step (docs/performance.md).
         new = {*os.listdir(_THREAD_DIR)} - {*before} if num_threads == 1 else ()
-        self._pool_threads, self._core = [int(thread) for thread in new], -1
+        self._pool_threads = [int(thread) for thread in new]
+        self._core = -1
         self._get_current_core = ctypes.CDLL(None).sched_getcpu
         info_keys = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         self._step_pool, self._reset_pool = make_step_and_reset(self._pool, info_keys)
@@ -133,7 +134,8 @@ class EnvPoolEnv(NumpyVectorEnv):
                     os.sched_setaffinity(thread, {core})
         obs, reward, terminated, truncated, info = self._step_pool(self._actions.unflatten(action))
         obs, reward = self._pack_and_check(obs, "step"), self._check_reward(reward)
-        done, extras, final_obs = terminated | truncated, {}, None
+        done = terminated | truncated
+        extras, final_obs = {}, None
         if self._is_procgen:
             # Games do not reset themselves here, so that `level_seed` is that of the current level,
             # and `prev_level_complete` refers to it in the step that ends it.
@@ -189,7 +191,8 @@ def make_step_and_reset(
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info_keys))
     if not index.keys() >= set(wanted) or pool._to.__module__ != _UNCHANGED_ARRAYS_MODULE:
         return pool.step, lambda ended: pool.reset(options={"reset_mask": ended})[0]
-    dtype, terminated_at = pool.spec._action_spec[-1][0], index.get("terminated")
+    dtype = pool.spec._action_spec[-1][0]
+    terminated_at = index.get("terminated")
     places = [index[key] for key in wanted]
     env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
 
@@ -269,7 +272,8 @@ def convert_task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict
     Raises:
         ValueError: an option does not exist, has a wrong type, or would crash EnvPool.
     """
-    name, fields = f"envpool:{task_id}", make_spec(task_id).config._asdict()
+    name = f"envpool:{task_id}"
+    fields = make_spec(task_id).config._asdict()
     known = {key: value for key, value in fields.items() if key not in RESERVED_OPTIONS}
     options = convert_options(name, given, known)
     for key, value in options.items():

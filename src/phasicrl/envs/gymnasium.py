@@ -70,7 +70,8 @@ class GymnasiumEnv(NumpyVectorEnv):
         else:
             self._make_vector = functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")
         self._vector: Any = self._make_vector()
-        self._make_first, self._local = makers[0], local
+        self._make_first = makers[0]
+        self._local = local
         self._seeds: list[Any] | None = local.seeds()
         super().__init__(name, local.num_envs, properties)
 
@@ -110,7 +111,9 @@ class GymnasiumEnv(NumpyVectorEnv):
     def _step(self, action: np.ndarray) -> NumpyStep:
         try:
             obs, reward, terminated, truncated, info = self._vector.step(action)
-            reward, done, final_obs = self._check_reward(reward), terminated | truncated, None
+            reward = self._check_reward(reward)
+            done = terminated | truncated
+            final_obs = None
             if done.any():
                 final_obs = obs.copy()
                 last = np.stack(info["final_obs"][done])
@@ -137,7 +140,9 @@ class GymnasiumEnv(NumpyVectorEnv):
 
     def _restart_all(self, error: EnvError) -> NumpyStep:
         """Replace all environments and truncate every episode."""
-        last_obs, cut, num_restarts = self._obs, np.ones(self.num_envs, bool), 0
+        last_obs = self._obs
+        cut = np.ones(self.num_envs, bool)
+        num_restarts = 0
         while True:
             self._count_restart(error)
             num_restarts += 1

@@ -127,7 +127,8 @@ class TensorVectorEnv:
         # States of the global generators in the simulator's calls, by type of device.
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
-        self._num_steps, self._is_valid = 0, torch.ones((), dtype=torch.bool, device=self.device)
+        self._num_steps = 0
+        self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
         self._widths = list(count_choices(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
@@ -178,7 +179,8 @@ class TensorVectorEnv:
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack(given_obs), self._read_mask(given_obs, info)
-        checks, final_obs = [reward.isfinite().all(), is_valid], None
+        checks = [reward.isfinite().all(), is_valid]
+        final_obs = None
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step.
@@ -310,7 +312,8 @@ class TensorVectorEnv:
         """Copy observations `[B, …]` in their storage format; return whether `rows` are valid."""
         parts, checks = [], []
         for leaf in self._layout.leaves:
-            name, dtype = f"{source}{format_location(leaf.path)}", getattr(torch, leaf.dtype.name)
+            name = f"{source}{format_location(leaf.path)}"
+            dtype = getattr(torch, leaf.dtype.name)
             given = self._copy(get_part(obs, leaf.path), leaf.shape, name)
             part = given.to(dtype)
             valid = part.isfinite() if dtype.is_floating_point else part == given
