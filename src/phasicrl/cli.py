@@ -173,8 +173,8 @@ _REGISTRY = ConstructorRegistry()
 
 
 @_REGISTRY.primitive_rule
-def _make_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Return parsers of `none`, of integers such as 1e6, of `KEY=VALUE …` and of paths."""
+def _make_value_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Return the parser of a `none`, integer (1e6), `KEY=VALUE …` or path; else None."""
     if info.type is type(None):
         return PrimitiveConstructorSpec(
             nargs=1, metavar="none", choices=("none", "None"),

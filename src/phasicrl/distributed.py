@@ -55,7 +55,7 @@ class World:
         return self.rank == 0
 
     def local_slice(self, count: int) -> slice:
-        """Return the slice of this rank's equal part of `count` items."""
+        """Return this rank's slice of `count` items, a multiple of `size`."""
         share = count // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 

@@ -189,7 +189,7 @@ class ObservationLayout:
         return assemble(self.space, values)
 
     def find_invalid(self, stored: np.ndarray) -> tuple[int, str] | None:
-        """Return the index of the first invalid observation of `[N, *shape]`, and a description.
+        """Return the index of an invalid observation of `[N, *shape]`, and a description.
 
         Invalid are floats that are not finite, and numbers outside a discrete space, which would
         index beyond a network's weights. None if all are valid.

@@ -55,7 +55,7 @@ def test_results_do_not_depend_on_how_resamples_are_cut_into_blocks(
 ) -> None:
     values = np.random.default_rng(0).normal(size=20)
     whole = bootstrap_mean_interval(values)
-    monkeypatch.setattr("phasicrl.training.bootstrap.MAX_COUNTS", 999)
+    monkeypatch.setattr("phasicrl.training.bootstrap.MAX_BLOCK", 999)
     assert bootstrap_mean_interval(values) == whole
 
 

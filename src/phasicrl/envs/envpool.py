@@ -183,7 +183,7 @@ def _is_replayable(family: str, options: Mapping[str, Any]) -> bool:
 def make_step_and_reset(
     pool: Any, info_keys: tuple[str, ...]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return two functions: step all environments; reset those that ended, a bool array `[B]`.
+    """Return two functions: step all; reset those that ended, `[B]` bool, and return theirs.
 
     Where possible they skip EnvPool's Python layer, and return only `info_keys` of its info.
     """

@@ -102,12 +102,12 @@ class Executor:
         if self.plan.compiled:
             key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
             if key not in self._compiled_calls:
-                self._compiled_calls[key] = self._compile_call(function, module, inputs)
+                self._compiled_calls[key] = self._try_compile(function, module, inputs)
             call = self._compiled_calls[key]
         with self.take_turn():
             return function(*inputs) if call is None else call(*inputs)
 
-    def _compile_call(
+    def _try_compile(
         self, function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
     ) -> TensorFunction | None:
         """Compile a function; return None if that fails, or its results differ from eager ones."""
@@ -171,7 +171,7 @@ class Executor:
 
 
 class EagerStep:
-    """Gradient step on a minibatch, executed operation by operation.
+    """Gradient step, eager except for a compiled loss on a GPU.
 
     Args:
         executor: source of micro-batches.

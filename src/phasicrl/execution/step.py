@@ -188,15 +188,15 @@ class CompiledUpdate:
             return lambda tensors: call(*tensors)
         place = len(flat) - len(example.source) - 1  # of the index
 
-        def split(tensors: list[Tensor]) -> list[list[Tensor]]:
+        def split_minibatch(tensors: list[Tensor]) -> list[list[Tensor]]:
             pieces = tensors[place].chunk(num_pieces)
             return [[*tensors[:place], piece, *tensors[place + 1 :]] for piece in pieces]
 
-        first = make(compute_gradients, split(flat)[0])
+        first = make(compute_gradients, split_minibatch(flat)[0])
         second = make(run_update, [*flat, *map(torch.zeros_like, example.parameters)])
 
         def run_step_in_parts(tensors: list[Tensor]) -> Tensor:
-            results = [first(*piece) for piece in split(tensors)]
+            results = [first(*piece) for piece in split_minibatch(tensors)]
             *gradients, terms = (torch.stack(x).mean(0) for x in zip(*results, strict=True))
             if mean is not None:
                 mean(gradients)

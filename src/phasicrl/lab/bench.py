@@ -83,7 +83,7 @@ class Report:
         return self.get_speed("whole loop") / self.get_speed("networks alone")
 
     def to_json(self) -> str:
-        """Return the report as JSON."""
+        """Format the report as JSON."""
         values = dataclasses.asdict(self) | {"share_of_limit": self.share_of_limit}
         return json.dumps(values | {"config": json.loads(self.config.to_json())}, indent=2)
 

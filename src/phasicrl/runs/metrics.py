@@ -72,7 +72,7 @@ METRICS: dict[str, str] = {
     "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
 }
 """Meaning and unit of every metric, by name."""
-_STEP_COLUMNS = ("reward", "return", "entropy", "std_", "mean_", "action_")
+_STEP_SERIES = ("reward", "return", "entropy", "std_", "mean_", "action_")
 """Prefixes of the columns of a table of steps that are written as time series."""
 
 
@@ -165,7 +165,7 @@ class MetricsLog:
             steps: CSV table of the steps, with a column `step`.
             env_steps: environment steps of the run so far.
         """
-        self._call_sinks(lambda s: isinstance(s, _TensorBoard) and s.write_steps(steps, env_steps))
+        self._call_sinks(lambda s: isinstance(s, _TensorBoard) and s.add_episode(steps, env_steps))
 
     def _call_sinks(self, function: Callable[[_TensorBoard | _WandB], object]) -> None:
         """Call a function with each sink, and switch off a failed sink."""
@@ -297,7 +297,7 @@ class _TensorBoard:
         scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
         self._writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
-    def write_steps(self, steps: Path, env_steps: int) -> None:
+    def add_episode(self, steps: Path, env_steps: int) -> None:
         """Write a CSV table of an episode's steps as time series, in a folder of the episode.
 
         TensorBoard shows the folder as a run; an earlier one is replaced.
@@ -306,7 +306,7 @@ class _TensorBoard:
         shutil.rmtree(folder, ignore_errors=True)
         with closing(_TensorBoard(folder, 1)) as writer, steps.open(newline="") as file:
             for row in csv.DictReader(file):
-                series = {f"episode/{x}": float(row[x]) for x in row if x.startswith(_STEP_COLUMNS)}
+                series = {f"episode/{x}": float(row[x]) for x in row if x.startswith(_STEP_SERIES)}
                 writer.write(series, int(row["step"]))
 
     def close(self) -> None:

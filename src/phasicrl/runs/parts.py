@@ -36,8 +36,8 @@ def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str],
         world: processes of the run; their number may differ from that of the checkpoint.
 
     Returns:
-        The state and the run's id, a message about each rejected checkpoint, and the number of
-        processes that saved the checkpoint.
+        The state with the run's id, a message about each rejected checkpoint, and the number of
+        processes that saved it.
 
     Raises:
         CheckpointError: there is no usable checkpoint; the message lists the reason for each.

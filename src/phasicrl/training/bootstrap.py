@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 10_000
-MAX_COUNTS = 2_000_000  # 16 MB
+MAX_BLOCK = 2_000_000  # 16 MB
 _TAIL = (1.0 - 0.95) / 2.0
 
 
@@ -37,7 +37,7 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
     if len(rows) == 0 or not np.isfinite(rows).all():
         raise ValueError(f"values has shape {rows.shape}; expected at least one value, all finite")
     count, generator = len(rows), np.random.default_rng(0)
-    block = max(1, MAX_COUNTS // count)
+    block = max(1, MAX_BLOCK // count)
     sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
     # A resample is a row of multinomial counts: all resamples are one matrix product.
     share = np.full(count, 1.0 / count)

@@ -54,7 +54,7 @@ FILE_WAIT_SECONDS = 10.0
 
 
 class EvaluationObjects(TypedDict, total=False):
-    """Custom objects of a trained agent, see `phasicrl.train`."""
+    """Custom environments and networks, see `phasicrl.train`."""
 
     make_env: MakeEnv | None
     make_vector_env: MakeVectorEnv | None
@@ -413,7 +413,7 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: 
 
 
 def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {}) -> Agent:
-    """Make the agent for some environments, with initial weights from the run's seed.
+    """Make the agent on the CPU, with initial weights from the run's seed.
 
     Args:
         config: options of the run.

@@ -203,7 +203,7 @@ def _make_fraction_check(
     return check_late_mean
 
 
-def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], str]) -> Check:
+def _make_collapse_check(fraction: float, title: str, remedy: Callable[[Config], str]) -> Check:
     """Make a rule about a fall to a small fraction of the first value.
 
     It holds in the first quarter of the run, or in all of a run that does not improve.
@@ -212,7 +212,7 @@ def _make_collapse_check(limit: float, title: str, remedy: Callable[[Config], st
     def check_collapse(values: Array, config: Config, improves: bool) -> Finding | None:
         end = max(1, len(values) // 4) if improves else len(values)
         last = float(values[end - 1])
-        if values.min() < 0 or last >= limit * values[0]:  # differential entropy may be negative
+        if values.min() < 0 or last >= fraction * values[0]:  # differential entropy may be negative
             return None
         evidence = f"from {values[0]:.3g} to {last:.3g} within {end} of {len(values)} iterations"
         return Finding(title, evidence, f"{_suggest_higher_entropy(config)} or {remedy(config)}")

@@ -232,7 +232,7 @@ def extend_colors(count: int, base: Sequence[str], lightness: float) -> list[str
 
 
 def assign_styles(keys: Sequence[CurveKey]) -> Styles:
-    """Choose color and dashes of each curve: solid for ours, dashed for published."""
+    """Choose a different color for each curve; dash published ones, not ours."""
     colors = extend_colors(len(keys), COLORS, 0.4)
     ours, theirs = iter(colors), iter(["#4D4D4D", *reversed(colors)])
     return {

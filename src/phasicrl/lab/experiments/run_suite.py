@@ -77,7 +77,7 @@ def run_suite(
     runs.sort(key=lambda run: run.config.seed)
     for run in trials.run_missing_trials(table, runs, train_and_summarize, jobs=jobs):
         on_trial(run)
-    curves = make_curves(table.select(runs))
+    curves = make_curves(table.select_rows(runs))
     title = f"{name}: {suite.description}"
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     images = save_figure(figure, stem, f"suite {name}, {scale}")

@@ -113,7 +113,7 @@ class ResultTable:
         text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
         return list(csv.DictReader(text.splitlines()))
 
-    def select(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
+    def select_rows(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
         """Read the rows of the given trials, in the order of the file."""
         wanted = {trial.key for trial in trials}
         return [row for row in self.read() if self._get_key(row) in wanted]

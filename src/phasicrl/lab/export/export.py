@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.lab.export.graph import PolicyGraph, make_named_inputs
+from phasicrl.lab.export.graph import AgentGraph, make_named_inputs
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
@@ -80,7 +80,7 @@ def export_policy(
 ) -> ExportedPolicy:  # fmt: skip
     """Write the policy of a run as a file that other tools can run.
 
-    The file includes normalization, masks, memory and the conversion of actions; `PolicyGraph`
+    The file includes normalization, masks, memory and the conversion of actions; `AgentGraph`
     describes inputs and outputs.
 
     Args:
@@ -109,7 +109,7 @@ def export_policy(
     envs = saved.make_envs(num_envs, "unseen", seed=0)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
         agent = saved.load_agent(envs, weights)
-        graph = PolicyGraph(agent, has_masks=envs.mask_size > 0).eval()
+        graph = AgentGraph(agent, has_masks=envs.mask_size > 0).eval()
         samples = list(islice(_iterate_inputs(graph, envs), math.ceil(observations / num_envs)))
         metadata = {
             "env": saved.config.env.id,
@@ -133,7 +133,7 @@ def export_policy(
     return ExportedPolicy(output, metadata, num_envs * len(samples), difference)
 
 
-def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
+def _iterate_inputs(graph: AgentGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
     """Act with sampled actions, and yield the inputs of the graph at each step."""
     agent, generator = graph.agent, Generator().manual_seed(0)
     obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
@@ -148,7 +148,7 @@ def _iterate_inputs(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...
 
 
 def _write_file(
-    graph: PolicyGraph, inputs: tuple[Tensor, ...], format: Format, output: Path, metadata: dict
+    graph: AgentGraph, inputs: tuple[Tensor, ...], format: Format, output: Path, metadata: dict
 ) -> None:
     """Write the graph in a format, for batches of any size."""
     axes = tuple({0: torch.export.Dim("batch", min=1)} for _ in inputs)
@@ -184,7 +184,7 @@ def _silence() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _compare_outputs(policy: LoadedPolicy, graph: PolicyGraph, inputs: tuple[Tensor, ...]) -> float:
+def _compare_outputs(policy: LoadedPolicy, graph: AgentGraph, inputs: tuple[Tensor, ...]) -> float:
     """Return the largest difference between the outputs of a file and of the agent.
 
     Raises:

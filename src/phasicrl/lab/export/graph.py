@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from phasicrl.models.agent import Agent
 
 
-class PolicyGraph(nn.Module):
-    """Policy of one step of B environments, with normalization, masks and memory.
+class AgentGraph(nn.Module):
+    """Policy and value of B environments, with normalization, masks and memory.
 
     Inputs, tensors `[B, …]` in this order:
     - `obs`: observation; numbers as float32, images and other bytes as uint8, members of finite

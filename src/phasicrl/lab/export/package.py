@@ -35,8 +35,8 @@ _CARD_FIELDS = (
 """Published fields of the card; the command is not, since it has folders of its machine."""
 
 
-class Package(NamedTuple):
-    """Package that `release` has written.
+class ReleasedPackage(NamedTuple):
+    """ReleasedPackage that `release` has written.
 
     Attributes:
         path: directory of the package.
@@ -50,13 +50,13 @@ class Package(NamedTuple):
 def release(
     runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
     weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False, **user_objects: Any,
-) -> list[Package]:  # fmt: skip
+) -> list[ReleasedPackage]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
 
     Args:
         runs: Run directories.
         output: Parent of the packages' directories.
-        best: Package the run with the highest final return of each environment only.
+        best: ReleasedPackage the run with the highest final return of each environment only.
         weights: Last weights, or best weights by the evaluations during the run.
         episodes: Episodes of the evaluation, for greedy and for sampled actions each.
         onnx: Add `policy.onnx`, which other tools can run.
@@ -91,7 +91,7 @@ def release(
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        packages.append(Package(path, tuple(evaluations)))
+        packages.append(ReleasedPackage(path, tuple(evaluations)))
     return packages
 
 

@@ -32,7 +32,7 @@ class Outcome:
 
 
 def check_value_lists(values: Mapping[str, Any]) -> None:
-    """Check that the values of a sweep or search are a list for each option."""
+    """Raise a ValueError for an option without a list of one or more values."""
     for path, listed in values.items():
         if not isinstance(listed, list) or not listed:
             raise ValueError(f"{path} is {listed!r}; expected a list of values")
