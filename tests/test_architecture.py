@@ -112,7 +112,7 @@ phasicrl.algorithm: learn
 phasicrl.config: ActionSelection EXECUTION_OPTIONS Levels format_value require_imported_modules
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.checks: convert_errors
-phasicrl.envs.make: get_time_limit get_gym_maker make_envs
+phasicrl.envs.make: get_gym_maker get_time_limit make_envs
 phasicrl.envs.protocol: LIMIT_HINT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first

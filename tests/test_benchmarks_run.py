@@ -86,7 +86,7 @@ def test_batch_invariance(
 ) -> None:
     short = "--env.id envpool:CartPole-v1 --total-env-steps 2560"
     monkeypatch.setattr(script, "TASKS", {"CartPole": short})
-    monkeypatch.setattr(script, "SIZES", (1, 8))
+    monkeypatch.setattr(script, "DIVISORS", (1, 8))
     table, figure = tmp_path / "invariance.csv.gz", tmp_path / "invariance.png"
     run(script, table, figure, "--seeds", 111, "--tasks", "CartPole", "--jobs", 1)
     assert columns(table, "divided_by", "arm") == [{"1", "8"}, set(script.ARMS)]

@@ -72,7 +72,7 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
         made = Preset(small(preset.config), preset.summary, preset.source, preset.parent)
         monkeypatch.setitem(PRESETS, name, made)
     few_steps = {"env.num_envs": 4, "ppo.num_steps": 16, "total_env_steps": 64}
-    monkeypatch.setattr(suites, "_SMALL_IMAGES", few_steps)
+    monkeypatch.setattr(suites, "_SMALL_PROCGEN", few_steps)
     monkeypatch.setattr(trials, "evaluate", play_one_episode)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     for name, suite in suites.SUITES.items():

@@ -215,12 +215,12 @@ def test_a_preset_says_how_it_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_p
     write(tmp_path, "cartpole", "preset,seed,env_steps,greedy_mean", *runs)
     _, (_, _, seeds, ppo, ppg, difference, _) = result_tables.tasks()
     assert seeds == "3" and str(ppo).endswith("least 100") and (ppg, difference) == ("–", "–")
-    found = result_tables.list_runs("cartpole-ppo")
+    found = result_tables.describe_runs("cartpole-ppo")
     ((words, place),) = found["runs"]
     assert words.startswith("3 seeds, 100 steps: greedy 358 [")
     command = "benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo --seeds 3"
     assert place == f"python {command}" and (found["seeds"], found["mean"]) == (3, 358)
-    assert result_tables.list_runs("cartpole-ppg")["runs"] == []
+    assert result_tables.describe_runs("cartpole-ppg")["runs"] == []
 
 
 def test_means_of_the_arms_of_a_suite_stand_on_the_tasks_that_have_them(
@@ -231,8 +231,8 @@ def test_means_of_the_arms_of_a_suite_stand_on_the_tasks_that_have_them(
           "pendulum,off,9,1,1,1,-1500", "pendulum,off,9,2,2,1,-1700", "pendulum,on,9,1,3,1,-7.0",
           "pendulum,on,9,2,4,1,-8.1", "gymnasium:Taxi-v4,on,9,1,5,1,5.0")  # fmt: skip
     place = "[mva](../experiments.md#the-reports-findings-source-004)"
-    assert result_tables.show_suite("mva", "off", "on") == f"{place}: Pendulum −1,600 (−7.5)"
-    assert result_tables.show_suite("mva", "of", "on") == f"{place}: –"
+    assert result_tables.format_suite("mva", "off", "on") == f"{place}: Pendulum −1,600 (−7.5)"
+    assert result_tables.format_suite("mva", "of", "on") == f"{place}: –"
 
 
 def test_every_trick_that_a_suite_measures_has_numbers() -> None:

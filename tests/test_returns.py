@@ -182,7 +182,7 @@ def test_returns_keep_the_dtype_and_leave_their_arguments_alone() -> None:
     assert all(STEPS[name].equal(x) or name == "next_value" for name, x in copies.items())
 
 
-def test_forward_return_by_hand_with_what_it_starts_from() -> None:
+def test_running_return_by_hand_with_what_it_starts_from() -> None:
     # γ = ½. The first row carries 8 over: 1 + ½·8 = 5, 2 + ½·5 = 4.5, reset 3, 4 + ½·3 = 5.5. The
     # second row is reset at once.
     reward, start = torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, 4]]), torch.tensor([8.0, 100.0])

@@ -100,7 +100,7 @@ def expected_size(torch: str) -> Size:
     if os.environ.get("TORCH_INDEX"):
         say(f"Taking {torch} from TORCH_INDEX.")
         return WITHOUT_CUDA
-    if not brings_cuda(ask_pip_what_installs(torch)):
+    if not brings_cuda(get_pip_report(torch)):
         return WITHOUT_CUDA
     if not has_nvidia_gpu():
         say(
@@ -152,7 +152,7 @@ def no_room(size: Size, environment: Path) -> str:
     )
 
 
-def ask_pip_what_installs(torch: str) -> dict[str, Any]:
+def get_pip_report(torch: str) -> dict[str, Any]:
     """Ask pip what it would install for `torch`."""
     # Older releases of pip load whole files to find that out; this one reads the index's metadata.
     pip("install", "--upgrade", pinned("pip", CONSTRAINTS.read_text()))

@@ -15,7 +15,15 @@ from phasicrl.config import Config, get_defaults, get_option_docs
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
-from tools.result_tables import blocks, list_runs, on_reacher, one_out, show_suite, table, task_name
+from tools.result_tables import (
+    blocks,
+    describe_runs,
+    format_suite,
+    on_reacher,
+    one_out,
+    table,
+    task_name,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -94,7 +102,7 @@ def presets_page() -> str:
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         changes = differences(preset.config, parent)
         summary = f"{preset.summary[0].upper()}{preset.summary[1:]}"
-        runs = "; ".join(f"{run} (`{place}`)" for run, place in list_runs(name)["runs"])
+        runs = "; ".join(f"{run} (`{place}`)" for run, place in describe_runs(name)["runs"])
         text += f"\n## {name}\n\n{summary}. Source: {_with_links(preset.source)}. "
         text += f"Trained: {runs}. " if runs else "Not trained here. "
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n"
@@ -105,7 +113,7 @@ def presets_page() -> str:
 
 def trained_file() -> str:
     """Return what `phasicrl presets` reports of presets' runs, without commands of the checkout."""
-    found = {name: list_runs(name) for name in PRESETS}
+    found = {name: describe_runs(name) for name in PRESETS}
     short = {name: of | {"runs": [run for run, _ in of["runs"]]} for name, of in found.items()}
     used = {name: of for name, of in short.items() if of["runs"]}
     return json.dumps(used, indent=1, ensure_ascii=False) + "\n"
@@ -125,7 +133,7 @@ SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari
 
 def in_suites(row: dict[str, str]) -> list[str]:
     """Return what each suite that measures a trick has found."""
-    return [show_suite(*re.split(": | → ", each)) for each in row["suites"].split("; ") if each]
+    return [format_suite(*re.split(": | → ", each)) for each in row["suites"].split("; ") if each]
 
 
 def tricks_page() -> str:

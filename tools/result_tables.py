@@ -334,7 +334,7 @@ def one_out(trick: str, task: str) -> str:
     return pair_of_means(pairs[task], ",.0f") if task in pairs else "–"
 
 
-def show_suite(name: str, *arms: str) -> str:
+def format_suite(name: str, *arms: str) -> str:
     """Format the greedy returns of a suite without a trick, and with it, on each task."""
     pairs = without_and_with(name, *arms).items()
     shown = ", ".join(f"{task_name(task)} {pair_of_means(pair)}" for task, pair in pairs)
@@ -348,7 +348,7 @@ def on_reacher(change: str) -> str:
     return pair_of_means((values, base), ".1f") if values else "–"
 
 
-def list_runs(preset: str) -> dict[str, Any]:
+def describe_runs(preset: str) -> dict[str, Any]:
     """Return all runs of a preset, with a description and a place: their command or folder.
 
     `seeds` and `mean` are of the greedy returns with the preset's own options.

@@ -1,8 +1,8 @@
 """Processes of a run (ranks) and their collective operations. Kind: effects (network).
 
 Each rank steps an equal number of environments; all train the same networks. `torchrun` starts and
-restarts the processes, `join` connects them. With `SINGLE_PROCESS`, the world of a run of one
-process, collective operations do nothing.
+restarts the processes, `connect_ranks` connects them. With `SINGLE_PROCESS`, the world of a run of
+one process, collective operations do nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class World:
         return self.rank == 0
 
     def local_slice(self, count: int) -> slice:
-        """Return this rank's slice of `count` items, a multiple of `size`."""
+        """Return this rank's slice of `count` items; `count` is a multiple of `size`."""
         share = count // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 

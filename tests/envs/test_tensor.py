@@ -193,7 +193,7 @@ def test_neither_side_changes_the_other_sides_random_numbers() -> None:
             envs.step(torch.zeros(2, dtype=torch.int64))
         state = torch.get_rng_state()
         assert torch.equal(state, torch.manual_seed(5).get_state() if not others else state)
-        drawn.append([envs._random["cpu"]])  # type: ignore[attr-defined]
+        drawn.append([envs._rng_state["cpu"]])  # type: ignore[attr-defined]
     assert torch.equal(drawn[0][0], drawn[1][0])
 
 

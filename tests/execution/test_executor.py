@@ -413,13 +413,13 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
             gradient.mul_(0.5)
 
     found: dict[tuple[str, bool, int], tuple[list[Tensor], Tensor]] = {}
-    for choice, others, size in itertools.product(("off", "on"), (False, True), (8192, 4)):
+    for choice, average, size in itertools.product(("off", "on"), (None, mean), (8192, 4)):
         monkeypatch.setattr(step_module, "_PIECE_STEPS", size)
         changes = {"compute.compile": choice, "ppo.max_grad_norm": None, "aux.epochs": 0}
         run = open_run(setting(tmp_path, **changes))
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
-        settings = replace(run.learner.step_settings("policy"), mean=mean if others else None)
+        settings = replace(run.learner.step_settings("policy"), average_gradients=average)
         run.learner.start_iteration()
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
         step = run.executor.make_gradient_step(loss, settings)
@@ -430,7 +430,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         steps = run.executor._compiled_steps
         assert None not in steps.values() and bool(steps) == (choice == "on")
         weights = [parameter.detach().clone() for parameter in run.agent.parameters()]
-        found[choice, others, size] = weights, values
+        found[choice, average is not None, size] = weights, values
     for key in itertools.product((False, True), (8192, 4)):
         torch.testing.assert_close(found["on", *key], found["off", *key], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(found["off", True, 4][1], found["off", False, 4][1])

@@ -290,7 +290,7 @@ def test_levels_of_what_has_none_or_was_trained_on_all_of_them_are_refused(
         for levels in ("train", "both"):
             with pytest.raises(ValueError, match=f"levels is {levels}; .*{refused}"):
                 evaluate(run.directory, episodes=2, levels=levels)
-        monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
+        monkeypatch.setattr(of_runs, "resolve_env_id", lambda _: ("procgen", "cartpole"))
     word: Any = "Unseen"
     with pytest.raises(ValueError, match="levels is 'Unseen'; expected unseen, train or both"):
         evaluate(run.directory, episodes=2, levels=word)

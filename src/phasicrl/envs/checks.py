@@ -239,7 +239,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         self._generator: Any = None  # state at the start of the episode; None after a seed
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> ObsInfo:
-        """Reset the environment, or first make it; ignore `options`."""
+        """Reset the environment, made first if there is none; ignore `options`."""
         restarted: dict[str, str] = {}
         while True:
             try:

@@ -183,7 +183,7 @@ def _is_replayable(family: str, options: Mapping[str, Any]) -> bool:
 def make_step_and_reset(
     pool: Any, info_keys: tuple[str, ...]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return two functions: step all; reset those that ended, `[B]` bool, and return theirs.
+    """Return two functions: step all; reset those that ended, `[B]` bool, and return their `obs`.
 
     Where possible they skip EnvPool's Python layer, and return only `info_keys` of its info.
     """
@@ -288,7 +288,8 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    modes, task_id = list_modes(game, get_family_by_task()), _get_task_id(game, config.distribution)
+    modes = list_distributions(game, get_family_by_task())
+    task_id = _get_task_id(game, config.distribution)
     if config.distribution not in modes:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
         raise ValueError(f"{given}; expected one of {', '.join(modes)}")
@@ -300,8 +301,8 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
 
 
-def list_modes(game: str, task_ids: Container[str]) -> list[str]:
-    """Return the modes of Procgen (`easy`, `hard`, …) that EnvPool has for a game."""
+def list_distributions(game: str, task_ids: Container[str]) -> list[str]:
+    """Return the Procgen distributions (`easy`, `hard`, …) that EnvPool has for a game."""
     return [mode for mode in get_args(ProcgenDistribution) if _get_task_id(game, mode) in task_ids]
 
 

@@ -192,7 +192,7 @@ def _list_names_by_backend(prefix: str) -> dict[Backend, Collection[str]]:
 
 
 def get_time_limit(config: EnvConfig) -> int | None:
-    """Return the registered limit of an episode's steps, or None.
+    """Return the maximum length of an episode, registered or by `env.options`; None without one.
 
     Raises:
         ValueError: the id or an option is unknown.

@@ -66,7 +66,7 @@ class MjlabSimulator:
         return self._envs.reset()[0], {}
 
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step by `[B, K]` without resets; a finite horizon's end is a termination."""
+        """Step with `[B, K]`, without resets; the end of a finite horizon is a termination."""
         obs, reward, terminated, truncated, _ = self._envs.step(action)
         if self._envs.cfg.is_finite_horizon:
             terminated = terminated | truncated

@@ -19,7 +19,7 @@ _TRAINING_LOCK = threading.RLock()
 
 
 def find_device(device: str, is_worthwhile: bool) -> str:
-    """Return the device's name and index; `auto` is a GPU if there is one and is worthwhile.
+    """Return the device's name with its index; `auto` is a GPU if there is a worthwhile one.
 
     Raises:
         ValueError: the device does not exist here.

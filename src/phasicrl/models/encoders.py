@@ -196,8 +196,8 @@ class ObservationReader(nn.Module):
     def __init__(self, space: gym.Space[Any], norm: ObsNormConfig) -> None:
         super().__init__()
         self.layout = ObservationLayout(space)
-        boxes = [(path, box) for path, box in leaves(space) if isinstance(box, gym.spaces.Box)]
-        self.boxes = [(path, box) for path, box in boxes if not is_image(box)]
+        all_boxes = [(path, box) for path, box in leaves(space) if isinstance(box, gym.spaces.Box)]
+        self.boxes = [(path, box) for path, box in all_boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm.statistics != "none":
             size = sum(flatdim(part) for _, part in self.boxes)

@@ -43,7 +43,7 @@ class PolicyHead(nn.Module):
       or `tanh`.
 
     Attributes:
-        widths: number of choices of each component of an action; 0 for a continuous one.
+        num_choices: number of choices of each component of an action; 0 for a continuous one.
         action_shape: `()` for a plain `Discrete` space, else `(K,)`.
         action_dtype: int64, or float32 if a component is continuous.
         mask_size: number of choices of all discrete components, the width of an action mask.

@@ -37,7 +37,7 @@ def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str],
 
     Returns:
         The state with the run's id, a message about each rejected checkpoint, and the number of
-        processes that saved it.
+        processes that saved the checkpoint.
 
     Raises:
         CheckpointError: there is no usable checkpoint; the message lists the reason for each.

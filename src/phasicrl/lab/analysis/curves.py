@@ -61,7 +61,7 @@ class Curve:
         published: true for results of others.
         num_levels: number of Procgen levels in training; 0 is all, None is unknown.
         value_note: description of published values other than returns in training.
-        points: each run at its own steps; empty if all runs have `steps`.
+        points: recorded steps and values of each run; empty if `runs` has all of them.
         edges: lower and upper edge of a band from a file.
         experiment: name of the experiment that the label may leave out, see `label_configs`.
     """

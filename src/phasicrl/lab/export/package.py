@@ -36,7 +36,7 @@ _CARD_FIELDS = (
 
 
 class ReleasedPackage(NamedTuple):
-    """ReleasedPackage that `release` has written.
+    """Package that `release` has written.
 
     Attributes:
         path: directory of the package.
@@ -56,7 +56,7 @@ def release(
     Args:
         runs: Run directories.
         output: Parent of the packages' directories.
-        best: ReleasedPackage the run with the highest final return of each environment only.
+        best: Package the run with the highest final return of each environment only.
         weights: Last weights, or best weights by the evaluations during the run.
         episodes: Episodes of the evaluation, for greedy and for sampled actions each.
         onnx: Add `policy.onnx`, which other tools can run.
