@@ -118,7 +118,7 @@ phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
 phasicrl.runs.checkpoint: hash_file
-phasicrl.runs.directory: CONFIG_FILE RunDirectory WeightsKind find_run_or_agent
+phasicrl.runs.directory: CONFIG_FILE METRICS_FILE RunDirectory WeightsKind find_run_or_agent
 phasicrl.runs.lock: LOCK_FILE RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores

@@ -13,7 +13,7 @@ from phasicrl import algorithm, cli
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.lab import bench
 from phasicrl.lab.bench import measure_speed
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 from phasicrl.training.build import start_run
 from tests.helpers import corridor, tiny, tiny_aux
 
@@ -101,8 +101,8 @@ def test_a_trace_has_an_auxiliary_phase(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(algorithm, "auxiliary_phase", count)
     config = tiny(tmp_path, aux=tiny_aux(every=2, run_every=2), total_env_steps=1024)
     with start_run(config, make_env=corridor) as run:
-        bench._write_trace(run, tmp_path / "trace.json")
-    assert len(phases) == 1 and (tmp_path / "trace.json").is_file()
+        bench._write_trace(run, tmp_path / "traces" / "trace.json")
+    assert len(phases) == 1 and (tmp_path / "traces" / "trace.json").is_file()
 
 
 @pytest.mark.long

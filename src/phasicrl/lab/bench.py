@@ -165,7 +165,8 @@ def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float
         times = [sum(row.get(f"time/{part}", 0.0) for row in iterations) for part in parts]
         now = perf_counter()
         periods.append([now - period_start, *times])
-        period_start, start = now, now if len(periods) == 1 else start  # the first one warms up
+        period_start = now
+        start = now if len(periods) == 1 else start  # the first period warms up
         iterations.clear()
         return "stop" if len(periods) >= 4 and now - start >= seconds else None
 
@@ -189,6 +190,7 @@ def _write_trace(run: Any, path: Path) -> str:
     with torch.profiler.profile() as profile:
         run.callbacks.on_iteration = lambda run, _: "stop" if run.iteration == last else None
         learn(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(path))
     order = f"self_{run.executor.device.type}_time_total"
     table = profile.key_averages().table(sort_by=order, row_limit=8, max_name_column_width=40)

@@ -88,7 +88,7 @@ def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
     from phasicrl.lab.analysis.compare import compare_runs
 
-    words = [*words, "?"] if words[-1:] == ["--reference"] else words  # which ones exist?
+    words = [*words, "?"] if words[-1:] == ["--reference"] else words  # for an error with all names
     comparison = cli.parse_and_call(compare_runs, "compare", words)
     _print_comparison(comparison)
     comparison.raise_missed_bounds()

@@ -119,7 +119,7 @@ def _run_probe(name: str) -> Check:
     """Run the program of a probe in a separate process."""
     packages, extra, code = PROBES[name]
     try:
-        *_, version = map(importlib.metadata.version, packages.split())
+        version = [importlib.metadata.version(name) for name in packages.split()][-1]
     except importlib.metadata.PackageNotFoundError as error:
         remedy = f"pip install 'phasicrl[{extra}]'" if extra else f"pip install {error.name}"
         return Check(name, "missing", f"{error.name} is not installed", remedy)

@@ -63,7 +63,7 @@ def test_pages_of_a_run_without_the_end_of_an_episode(
     config = tiny(tmp_path).with_updates({"log.console": "plain", "total_env_steps": 320})
     endless = train(config, make_env=partial(Corridor, limit=10**9, length=10**9)).directory
     said = capsys.readouterr().out
-    assert said.count("no episode has ended") == said.count("max_episode_steps") == 1
+    assert said.count("no episode has ended in 320 steps") == said.count("max_episode_steps") == 1
     page = write_report([endless]).read_text(encoding="utf-8")
     assert "no episode has ended" in page and "No episode ended" in page
     usual = train(config.with_updates({"seed": 4}), make_env=corridor).directory

@@ -139,11 +139,12 @@ def meet_fault(name: str) -> str:
 
 @pytest.mark.long
 def test_trials_run_in_processes_of_their_own_and_none_stops_another() -> None:
-    found = dict(run_in_processes(["error", "killed", "hangs", "one", "two"], meet_fault, jobs=3))
+    names = ["error", "killed", "hangs", "one", "two", ""]  # the last one returns a false value
+    found = dict(run_in_processes(names, meet_fault, jobs=3))
     ended = "its process ended with exit code"
     failures = {"killed": Failure(f"{ended} -9"), "hangs": Failure(f"{ended} 4")}
     failures["error"] = Failure("RuntimeError: out of memory")
-    assert found == failures | {"one": "one", "two": "two"}
+    assert found == failures | {"one": "one", "two": "two", "": ""}
     assert not multiprocessing.active_children()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -248,7 +248,7 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match="has no exported policy; expected one"):
         play_exported(run, make_env=corridor)
     with pytest.raises(ValueError, match=r"output is .*; expected the ending \.onnx"):
-        export_policy(run, output=tmp_path / "policy.bin", make_env=corridor)
+        export_policy(run, output=cast(Any, str(tmp_path / "policy.bin")), make_env=corridor)
     with pytest.raises(ValueError, match="observations is 0"):
         export_policy(run, observations=0, make_env=corridor)
     export_policy(run, format="torch", make_env=corridor, observations=8)

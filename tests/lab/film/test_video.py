@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -120,7 +120,7 @@ def test_what_a_function_of_a_module_makes_is_filmed(tmp_path: Path, function: A
     np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 5), np.uint8), np.zeros((0, 0, 3)),
     np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
     np.full((16, 32, 3), -0.1), np.full((16, 32, 3), 255.1), np.full((16, 32, 3), np.nan), 0.5,
-    RuntimeError, ValueError,
+    RuntimeError, ValueError, [np.zeros((16, 32, 3), np.uint8), np.zeros((8, 32, 3), np.uint8)],
 ])  # fmt: skip
 def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> None:
     class Shows(Drawn):
@@ -281,6 +281,6 @@ def test_mujoco_is_filmed_without_opengl(tmp_path: Path, monkeypatch: pytest.Mon
 def test_numbers_and_names_that_no_film_has_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))} is .*; expected "):
         film("no run", **wrong)
-    for name in ("film.gif", "film"):
+    for name, kind in product(("film.gif", "film"), (Path, str)):
         with pytest.raises(ValueError, match=rf"output is {name}; expected .*film\.mp4$"):
-            film("no run", output=Path(name))
+            film("no run", output=cast(Any, kind(name)))

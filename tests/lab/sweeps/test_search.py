@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -261,7 +262,9 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     monkeypatch.setattr(module, "_train_until", noted)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     folder = written(tmp_path / "search", search, 6)
-    sweep.run_sweep(folder)
+    said: list[str] = []
+    sweep.run_sweep(folder, on_trial=lambda name, _: said.append(name))
+    assert all(re.fullmatch(r"000\d \(lr 1e-?\d+\)", name) for name in said), said
     states = {status.id: status.state for status in sweep.get_trial_statuses(folder)}
     assert {*states.values()} == {"complete", "fail"}
     complete = [trial for trial, state in states.items() if state == "complete"]

@@ -295,7 +295,8 @@ def _list_missed_bounds(
     lacking = [] if least is None and share is None else endless
     missed = [f"{label} has no score; expected finished episodes" for label in lacking]
     for ours in (result for result in results if not result.published):
-        bounds, name = [] if least is None else [(least, "")], f"{ours.label} on {ours.task}"
+        bounds = [] if least is None else [(least, "")]
+        name = f"{ours.label} on {ours.task}"
         if share is not None:
             published = [each for each in results if each.published and each.task == ours.task]
             missed += [] if published else [f"{name} has no published result; expected one"]

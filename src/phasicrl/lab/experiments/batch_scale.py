@@ -43,8 +43,9 @@ def scale_batch(config: Config, factor: float) -> Config:
         **_multiply(values, ["ppo.max_grad_norm", "aux.max_grad_norm"], 1 / root),
     }
     for name in ("ppo.proximal_decay", "ppo.advantage_decay"):
-        if values[name]:
-            changed[name] = _rescale_decay_by_age(values[name], factor)
+        if values[name]:  # the age of an average, its center of mass β / (1 − β), is in steps
+            age = values[name] / (1 - values[name]) / factor
+            changed[name] = age / (1 + age)
     for name in ("obs_norm", "value_norm"):
         norm = getattr(config, name)
         if norm.statistics == "ema":
@@ -60,15 +61,6 @@ def scale_batch(config: Config, factor: float) -> Config:
 def _multiply(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:
     """Return the named options times a factor, without those that are None."""
     return {name: values[name] * factor for name in names if values.get(name) is not None}
-
-
-def _rescale_decay_by_age(decay: float, factor: float) -> float:
-    """Return the decay of an average that is `1 / factor` times as old, in steps.
-
-    The age of an average is its center of mass, `β / (1 − β)`.
-    """
-    age = decay / (1 - decay) / factor
-    return age / (1 + age)
 
 
 def _to_int(name: str, number: Fraction, factor: float) -> int:

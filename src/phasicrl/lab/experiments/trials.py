@@ -202,10 +202,10 @@ def run_in_processes(
                     try:
                         outcome = receiver.recv()
                     except EOFError:
-                        outcome = None
+                        child.join()
+                        outcome = Failure(f"its process ended with exit code {child.exitcode}")
                     child.join()
-                    failure = Failure(f"its process ended with exit code {child.exitcode}")
-                    yield item, outcome or failure
+                    yield item, outcome
         finally:
             signals.ignore_further()
             for _, child in running.values():
@@ -340,8 +340,8 @@ def summarize_run(directory: Path, make_env: Callable[[], gym.Env] | None = None
     rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if files.last_rows(1) else []
     losses, (steps, returns) = extract_points(rows, VALUE_LOSS)[1], extract_points(rows, RETURN)
     grid = make_curve_steps(files.config.total_env_steps) + files.config.batch_size / 2
-    # Before the first return there is none.
-    curve = np.append(returns, math.nan)[np.searchsorted(steps, grid, side="right") - 1]
+    # The latest return at each step of the grid; NaN before the first one.
+    curve = np.append(math.nan, returns)[np.searchsorted(steps, grid, side="right")]
     greedy = math.nan
     if "diverged" not in files.card:
         greedy = evaluate(directory, policies=("greedy",), make_env=make_env)[0].mean_return

@@ -99,7 +99,7 @@ def export_policy(
     if observations < 1:
         raise ValueError(f"observations is {observations}; expected at least 1")
     saved = SavedAgent.open(run_dir, **user_objects)
-    output = output or saved.files.path / f"policy{SUFFIXES[format]}"
+    output = Path(output or saved.files.path / f"policy{SUFFIXES[format]}")
     if output.suffix != SUFFIXES[format]:
         raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
     if format == "onnx":
@@ -214,8 +214,7 @@ def open_policy(path: Path) -> LoadedPolicy:
         ValueError: there is no exported policy, or the file is damaged or of another program.
         ImportError: the file is ONNX, and `onnxruntime` is missing.
     """
-    names = [f"policy{suffix}" for suffix in SUFFIXES.values()]
-    files = [path / name for name in names] if path.is_dir() else [path]
+    files = [path / f"policy{x}" for x in SUFFIXES.values()] if path.is_dir() else [path]
     present = [file for file in files if file.is_file()]
     if not present:
         raise ValueError(f"{path} has no exported policy; expected one. `phasicrl export` makes it")

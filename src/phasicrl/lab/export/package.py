@@ -21,12 +21,12 @@ from phasicrl.lab.analysis.curves import Task, get_task
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.runs.checkpoint import hash_file
-from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.runs.directory import METRICS_FILE, RunDirectory, WeightsKind
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
 REQUIRED_FILES = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)
-METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "training.tfevents"
+EVENTS_FILE = "training.tfevents"
 PACKAGE_FILES = (*REQUIRED_FILES, METRICS_FILE, EVENTS_FILE, "policy.onnx")
 """Possible files of a package, besides the list of their hashes."""
 _CARD_FIELDS = (

@@ -14,6 +14,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from phasicrl.system.machine import import_optional
+
 VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 """Groups of shapes that MuJoCo's own viewer shows by default."""
 UNSET_COLOR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
@@ -34,11 +36,11 @@ class RayCamera:
 
     def __init__(self, env: gym.Env[Any, Any], *, size: int = 240) -> None:
         inner: Any = env.unwrapped
-        self._mujoco = mujoco = _import_mujoco()
+        self._mujoco = mujoco = import_optional("mujoco", "films need MuJoCo", "mujoco")
         model = inner.model
         self._sim = (model, inner.data)
         self._scene = mujoco.MjvScene(model, 1000)
-        self._camera = _make_camera(inner.mujoco_renderer, *self._sim)
+        self._camera = _make_camera(mujoco, inner.mujoco_renderer, *self._sim)
         down, right = np.meshgrid(*[(np.arange(size) + 0.5) / size * 2 - 1] * 2, indexing="ij")
         self._right, self._up, self._size = right.ravel(), -down.ravel(), size
         self._planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
@@ -104,9 +106,8 @@ class RayCamera:
         return images.clip(0, 255).astype(np.uint8)
 
 
-def _make_camera(renderer: Any, model: Any, data: Any) -> Any:
+def _make_camera(mujoco: Any, renderer: Any, model: Any, data: Any) -> Any:
     """Make a camera like that of Gymnasium's own renderer."""
-    mujoco = _import_mujoco()
     camera = mujoco.MjvCamera()
     if renderer.camera_id >= 0:
         camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, renderer.camera_id
@@ -119,10 +120,3 @@ def _make_camera(renderer: Any, model: Any, data: Any) -> Any:
         else:
             setattr(camera, name, value)
     return camera
-
-
-def _import_mujoco() -> Any:
-    """Import MuJoCo without types, whose stubs lack names."""
-    import mujoco
-
-    return mujoco

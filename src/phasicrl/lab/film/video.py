@@ -43,7 +43,7 @@ def film(
             environment lacks the levels or renders no images.
         ImportError: the video encoder is not installed.
     """
-    if output is not None and output.suffix != ".mp4":
+    if output is not None and (output := Path(output)).suffix != ".mp4":
         raise ValueError(f"output is {output}; expected {output.with_suffix('.mp4')}")
     for name, value, low, high in (
         ("episodes", episodes, 1, math.inf), ("num_envs", num_envs, 1, episodes),

@@ -130,8 +130,9 @@ def run_sweep(
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
     else:
         outcomes = _run_on_ray(unfinished, ray[0] if ray else "auto", cpus, gpus)
-    arms = {status.id: status.arm for status in get_trial_statuses(directory)}
-    for folder, state in trials.yield_successes(outcomes):
+    get_trial_statuses(directory)  # refuses damaged files before anything is trained
+    for folder, state in trials.yield_successes(outcomes):  # a search has chosen its settings now
+        arms = {status.id: status.arm for status in get_trial_statuses(directory)}
         on_trial(f"{folder.name} ({arms[folder.name]})", state)
 
 
@@ -178,7 +179,8 @@ def _run_on_ray(
     finally:
         for each in running:  # none, unless interrupted: then each saves its run
             ray.cancel(each)
-        ray.wait([*running], num_returns=len(running)) if running else None
+        if running:
+            ray.wait([*running], num_returns=len(running))
 
 
 def read_trial_outcome(folder: Path) -> grid.Outcome:
