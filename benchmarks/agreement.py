@@ -47,7 +47,7 @@ sys.path.insert(0, str(HERE))
 
 from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder beside this file
 
-from phasicrl.system.provenance import find_commit  # noqa: E402
+from phasicrl.system.machine import find_commit  # noqa: E402
 
 REFERENCES = {
     "openai-ppg": "https://github.com/openai/phasic-policy-gradient",

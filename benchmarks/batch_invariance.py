@@ -25,7 +25,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.lab.experiments.batch_scale import scale_batch
 from phasicrl.lab.experiments.trials import ResultTable, Trial, run_missing_trials, vary_seed
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.run import Run
 

@@ -24,8 +24,7 @@ import tyro
 from phasicrl.config import ModelConfig
 from phasicrl.execution import device
 from phasicrl.models.encoders import ImpalaCNN, autocast
-from phasicrl.system.machine import num_cores
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, num_cores
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5

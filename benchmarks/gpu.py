@@ -27,8 +27,7 @@ import tyro
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import parse_config
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import get_versions, num_cores, processor
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, get_versions, num_cores, processor
 from phasicrl.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]

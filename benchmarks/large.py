@@ -22,7 +22,7 @@ from time import perf_counter
 import tyro
 
 from phasicrl import get_preset, train
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 
 TRAIN = {
     "images": "train procgen-ppo --env.num-envs 1024 --ppo.num-steps 8 --total-env-steps 8192 "

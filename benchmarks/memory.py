@@ -21,8 +21,7 @@ import tyro
 
 from phasicrl import get_preset
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.system.machine import processor
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, processor
 from phasicrl.training.build import start_run
 
 

@@ -24,8 +24,7 @@ import tyro
 
 from phasicrl import Config, train
 from phasicrl.lab.experiments import trials
-from phasicrl.system.machine import num_cores
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, num_cores
 
 TASK, NUM_ENVS, NUM_STEPS = "Mjlab-Cartpole-Balance", 1024, 32
 COLUMNS = ("trainer", "seed", "env_steps", "reward", "seconds", "commit")

@@ -29,8 +29,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.config import Config
 from phasicrl.distributed import World
-from phasicrl.system.machine import num_cores, processor
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, num_cores, processor
 from phasicrl.training.run import Run
 
 RUNS = {

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from phasicrl import get_preset, train
 from phasicrl.lab.experiments import trials
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 COLUMNS = ("task", "algorithm", "seed", "env_steps", "return_100", "commit")

@@ -20,7 +20,7 @@ import torch._inductor.config
 import tyro
 
 from phasicrl import get_preset, train
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 from phasicrl.training import fused
 
 NUM_STEPS, NUM_ROLLOUTS = 128, 20

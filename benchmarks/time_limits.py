@@ -31,7 +31,7 @@ from torch import Tensor
 from phasicrl import Config, train
 from phasicrl.lab.analysis.scores import MEASURES, estimate
 from phasicrl.lab.experiments import trials
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 
 CELLS = 8
 GAMMA, LAMBDA, NUM_ENVS, NUM_STEPS, EPOCHS, MINIBATCHES, WIDTH = 0.9, 0.95, 16, 32, 5, 4, 32

@@ -45,8 +45,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.system.machine import get_versions, num_cores, package_version, processor
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, get_versions, num_cores, package_version, processor
 
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = (

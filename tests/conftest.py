@@ -18,7 +18,7 @@ import jaxtyping
 import pytest
 import torch
 
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 from phasicrl.training import build, run
 from tests import helpers
 

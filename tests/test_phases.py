@@ -153,16 +153,23 @@ def test_minibatches_cover_each_step_once_an_epoch(tmp_path: Path, norm: str) ->
         assert all(abs(advantage.mean()) < 1e-5 for advantage in seen)
 
 
-@pytest.mark.parametrize("norm", ["none", "batch", "minibatch"])
-def test_other_steps_than_whole_episodes_do_not_count(tmp_path: Path, norm: Any) -> None:
-    config = with_ppo(tmp_path, collect_by="episodes", num_steps=24, num_minibatches=1,
+@pytest.mark.parametrize(("norm", "has_numbers"), [
+    ("none", False), ("batch", False), ("minibatch", False), ("batch", True),
+])  # fmt: skip
+def test_other_steps_than_whole_episodes_do_not_count(
+    tmp_path: Path, norm: Any, has_numbers: bool
+) -> None:
+    num_steps, make_env = 24, corridor
+    if has_numbers:  # whose standard deviations depend on the observation
+        num_steps, make_env = 10, partial(Levers, discrete=False)
+    config = with_ppo(tmp_path, collect_by="episodes", num_steps=num_steps, num_minibatches=1,
                       minibatch_by="transitions", advantage_norm=norm)  # fmt: skip
-    run = open_run(config)
+    run = open_run(config.with_updates({"action.std": "softplus"}), make_env)
     for _ in range(2):  # the second rollout begins in the middle of episodes
         run.buffer.clear()
         rollout = run.collect(run.buffer.next_rollout())
     samples, record = compute_targets(rollout, rollout.reward, config.ppo)
-    normalized = phases.normalize_minibatches(samples, torch.arange(96), config.ppo)
+    normalized = phases.normalize_minibatches(samples, torch.arange(4 * num_steps), config.ppo)
     ended = rollout.terminated | rollout.truncated
     counts = returns.mark_early_episodes(rollout.first, ended).flatten()
     assert 0.2 < counts.float().mean() < 0.9

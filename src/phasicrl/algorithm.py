@@ -21,7 +21,7 @@ from phasicrl.training.run import Run
 def learn(run: Run) -> None:
     """Train until the budget of environment steps is spent or a callback returns "stop"."""
     learner, buffer = run.learner, run.buffer
-    run.call_on_start()
+    run.call_callback("on_start")
     while run.env_steps < run.config.budget:
         if not buffer.is_full:  # else resumed in an auxiliary phase, or before one
             # Perform rollouts under the current policy π, and write them into the buffer B
@@ -70,8 +70,9 @@ def train(
             - `make_env`: function that returns a Gymnasium environment, in place of
               `config.env.id`.
             - `make_vector_env`: function of the number of environments that returns a Gymnasium
-              `VectorEnv`, in place of `config.env.id`. All autoreset modes work; `NEXT_STEP` and
-              `DISABLED` need `reset(options={"reset_mask": …})`.
+              `VectorEnv` of arrays or tensors, an rsl_rl `VecEnv` or a simulator
+              (docs/simulators.md), in place of `config.env.id`. All autoreset modes work;
+              `NEXT_STEP` and `DISABLED` need `reset(options={"reset_mask": …})`.
             - `make_encoder`: function of the observation space that returns a network, in place of
               `config.model.encoder`.
             - `make_head`: function of a head's name (`policy`, `value` or `aux_value`) and its

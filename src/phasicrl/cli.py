@@ -398,7 +398,8 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
         near = format_hint(unknown[0].partition("=")[0], flags)
         return f"argument {unknown[0]!r}; expected --OPTION VALUE{near}"
     parts = [part for word in words for part in word.split("=", 1)]
-    before = parts[: parts.index(unknown[0])]
+    places = [i for i in range(1, len(parts)) if parts[i] == unknown[0]]
+    before = parts[: next((i for i in places if parts[i - 1] not in flags), places[0])]
     flag = next((part for part in reversed(before) if part in flags), "")
     if flag != before[-1]:
         hint = f"; expected one value of {flag}. `phasicrl sweep make` trains with several"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -16,8 +16,21 @@ from phasicrl.models.agent import Agent
 from phasicrl.optimize import make_diverged_error
 from phasicrl.rollout import Rollout, Samples
 
-Truncation = tuple[int, Tensor, Tensor, Tensor]
-"""Truncated episodes of a step: its index, environments, final observations and memory states."""
+
+class Truncation(NamedTuple):
+    """Truncated episodes of a step.
+
+    Attributes:
+        step: index of the step.
+        envs: indices of the environments, `[n]`.
+        final_obs: their final observations, `[n, …]`.
+        state: their memory states, `[n, H]`.
+    """
+
+    step: int
+    envs: Tensor
+    final_obs: Tensor
+    state: Tensor
 
 
 class Collector:
@@ -26,7 +39,7 @@ class Collector:
     Args:
         envs: B environments.
         agent: policy and value networks.
-        generator: random generator of the actions; on a CPU, whose numbers are the same everywhere.
+        generator: random generator of the actions, on the CPU for the same numbers on all devices.
         executor: runs the networks.
         bootstrap_truncation: whether values of truncated episodes' final observations are computed.
     """
@@ -37,13 +50,13 @@ class Collector:
     ) -> None:  # fmt: skip
         self.envs, self.agent, self.executor, self.generator = envs, agent, executor, generator
         self.bootstrap_truncation = bootstrap_truncation
-        self.episodes = EpisodeStatistics(executor.world.size * envs.num_envs)
+        num_envs = executor.world.size * envs.num_envs
+        self.episodes = EpisodeStatistics(num_envs)
         # A separate value network without memory runs once per rollout instead of at each step.
         self._values_deferred = agent.value_path == "separate" and not agent.state_size
         self._precision: Precision = executor.precision("policy")
         # All processes draw the noise of all environments, so that an environment's actions do not
         # depend on the number of processes. The blank policy provides the shapes of the noise.
-        num_envs = executor.world.size * envs.num_envs
         self._noise_slice = executor.world.local_slice(num_envs)
         self._blank_policy = agent.policy_head.distribution(
             torch.zeros(num_envs, 1, agent.policy_head.num_dist_params)
@@ -195,7 +208,7 @@ class Collector:
         for t, pairs in groupby(truncated.nonzero().tolist() if finals else [], lambda x: x[0]):
             (final_obs, state), rows = finals[t], torch.tensor([env for _, env in pairs])
             envs, obs = map(self.executor.upload, (rows, final_obs[rows]))
-            truncations.append((t, envs, obs, state[envs]))
+            truncations.append(Truncation(t, envs, obs, state[envs]))
         return truncations
 
     def _recompute_memory(
@@ -206,14 +219,14 @@ class Collector:
         Returns:
             The truncations with recomputed states.
         """
-        cut = {t: (envs, final_obs) for t, envs, final_obs, _ in truncations}
-        self._state, recomputed = rollout.state.clone(), []
+        by_step = {each.step: each for each in truncations}
+        self._state, recomputed = rollout.state.clone(), list[Truncation]()
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
             inputs = (rollout.obs[:, now], rollout.first[:, now], self._state)
             self._state = self.agent(*inputs, precision=self._precision).state
-            if t in cut:
-                recomputed.append((t, *cut[t], self._state[cut[t][0]]))
+            if cut := by_step.get(t):
+                recomputed.append(cut._replace(state=self._state[cut.envs]))
         return recomputed
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
@@ -223,16 +236,16 @@ class Collector:
         through the network in one batch. A final observation is evaluated with the memory state of
         the episode that ended.
         """
-        obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
-        state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
+        obs = torch.cat([self._obs, *(each.final_obs for each in truncations)])
+        state = torch.cat([self._state, *(each.state for each in truncations)])
         first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.executor.device)
         first[: len(self._obs), 0] = self._first
         value = self.agent.value(obs.unsqueeze(1), first, state, precision=self._precision)[:, 0]
-        last, *finals = value.split([len(self._obs), *(len(envs) for _, envs, _, _ in truncations)])
+        last, *finals = value.split([len(self._obs), *(len(each.envs) for each in truncations)])
         rollout.next_value[:, :-1] = rollout.value[:, 1:]
         rollout.next_value[:, -1] = last
-        for (t, envs, _, _), final in zip(truncations, finals, strict=True):
-            rollout.next_value[envs, t] = final
+        for cut, final in zip(truncations, finals, strict=True):
+            rollout.next_value[cut.envs, cut.step] = final
 
 
 def require_finite(**outputs: Tensor) -> None:

@@ -770,7 +770,7 @@ class Config(_Group):
         problems: list[str] = []
         for group, values in groups.items():
             try:
-                updates[group] = replace(getattr(self, group), **values)
+                updates[group] = replace(updates.get(group, getattr(self, group)), **values)
             except ConfigError as error:
                 problems += error.problems
         if problems:

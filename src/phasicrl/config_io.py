@@ -189,8 +189,8 @@ SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for na
 def format_hint(given: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
     """Return a hint for a wrong name: ` (did you mean 'bigfish'?)`; empty without one.
 
-    Suggests what other trainers call so, else names that end or begin so, else the nearest one, as
-    `shown` spells them.
+    Suggests the option that other trainers call by this name, else names with the same end, else
+    those with the same beginning, else the nearest one. `shown` maps names to their spelling.
     """
     names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
     word = given.lower().lstrip("-").replace("-", "_")

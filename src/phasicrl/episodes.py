@@ -114,7 +114,7 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_episodes: bool = True) -> None:
-        """Restore the result of `state_dict`; `same_episodes` is false after a new start."""
+        """Restore the result of `state_dict`, without current episodes unless `same_episodes`."""
         if same_episodes:
             self._current = np.reshape(state["under_way"], self._current.shape).astype(float)
         self.finished.extend(Episode(*episode) for episode in state["finished"])

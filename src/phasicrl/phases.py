@@ -122,7 +122,7 @@ class PolicyPhaseLoss:
             "losses/clipfrac": mean(clipped),
         }
         if policy.stds is not None:
-            terms["losses/action_std"] = policy.stds.mean(-1).mean()
+            terms["losses/action_std"] = mean(policy.stds.mean(-1))
         return loss - entropy_coef * entropy + kl_coef * penalty, terms
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
@@ -197,7 +197,7 @@ def compute_targets(
     advantage, value_target = _estimate_advantage_and_target(rollout, reward, ppo)
     rollout.value_target.copy_(value_target)
     weight, record = None, {}
-    values_and_targets = tuple(map(world.all_gather_cat, (rollout.value, rollout.value_target)))
+    value, target = map(world.all_gather_cat, (rollout.value, rollout.value_target))
     # Steps without a target, or outside complete episodes with `ppo.collect_by episodes`, get the
     # weight 0.
     mask = None if rollout.weight is None else world.all_gather_cat(rollout.weight) > 0
@@ -207,15 +207,16 @@ def compute_targets(
             whole = returns.mark_early_episodes(*flags, max_episodes=ppo.max_episodes)
         mask = whole if mask is None else whole & mask
     if mask is not None:
-        record["charts/learned_fraction"] = fraction = float(mask.float().mean())
+        fraction = float(mask.float().mean())
+        record["charts/learned_fraction"] = fraction
         if not fraction:
             world.has_shared_error = True  # the mask is of all processes
             text = f"ppo.num_steps is {mask.shape[1]}, and no step has a target (no final_obs)"
             raise ValueError(f"{text}; expected more steps. Or return info['final_obs']")
         weight = mask.to(advantage.dtype) / fraction
-        values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
+        value, target = value[mask], target[mask]
     if ppo.baseline:
-        record["losses/explained_variance"] = returns.explained_variance(*values_and_targets)
+        record["losses/explained_variance"] = returns.explained_variance(value, target)
     # Normalize Â by running moments or over the batch; minibatches are normalized later.
     if moments is not None:
         gathered = world.all_gather_cat(advantage)
@@ -411,8 +412,8 @@ def policy_phase(
     # Adapt the KL penalty to the KL of the last epoch.
     if "losses/epoch_kl" in record:
         record |= learner.adapt_kl_penalty(record["losses/epoch_kl"])
-    # Before an auxiliary phase, leave the statistics of observations: it normalizes as the last
-    # rollout did, and updates them at its end. It may come later if the run is made longer.
+    # If an auxiliary phase follows, it normalizes observations as this rollout did, and updates
+    # their statistics at its end. After the last rollout it follows if the run is made longer.
     if not (learner.is_auxiliary_phase_due or learner.is_last_auxiliary_phase_skipped):
         learner.update_observation_statistics(rollout)
     return _average_and_check(means.result(), executor.world) | record | seconds
@@ -567,8 +568,9 @@ def compute_dist_params(
 ) -> Tensor:
     """Compute the distribution parameters `[S, L, P]` of the policy on S segments of L steps.
 
-    `kl_phase` is the phase that later computes a KL divergence from these parameters: with another
-    precision, the KL would be smallest where weights compensate for rounding.
+    `kl_phase` is the phase that later computes the KL divergence from these parameters; both use
+    its precision. With two precisions, the KL would be smallest not at the old weights, but at
+    weights that compensate for the rounding.
     """
 
     def run_policy(segments: Samples) -> Tensor:

@@ -189,8 +189,8 @@ def compute_running_return(
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
     """Return `1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant.
 
-    NaN if targets deviate by at most 1 % of their root mean square: of a solved task, whose returns
-    are all alike, the smallest error is more than their variance. Both tensors have one shape,
+    NaN if the targets' standard deviation is at most 1 % of their root mean square, as in a solved
+    task with equal returns, where the smallest error exceeds their variance. Both have one shape,
     `[…]`.
     """
     if target.var(correction=0) <= 1e-4 * target.square().mean():

@@ -55,7 +55,7 @@ def is_image(space: Space[Any]) -> bool:
 def describe_spaces(envs: Any) -> dict[str, str]:
     """Describe each part of the spaces of environments.
 
-    Dtype and bounds of a `Box` stand behind ` of `.
+    Of a `Box`, the text before ` of ` is the shape, and the rest are dtype and bounds.
     """
     parts: dict[str, str] = {}
     for name in ("observation_space", "action_space"):
@@ -450,9 +450,9 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         array = array.reshape(num)  # a single number may be in a list
     location, dtype = format_location(leaf.path), leaf.space.dtype
     if array.shape != (num, *leaf.shape):
-        first = array.shape[:1] == (num,)  # show the number of environments if it is wrong
-        given = f"an observation of shape {array.shape[first:]}{location}"
-        raise ValueError(f"{given}; expected {(num, *leaf.shape)[first:]}, as in observation_space")
+        start = 1 if array.shape[:1] == (num,) else 0  # show the number of environments if wrong
+        given = f"an observation of shape {array.shape[start:]}{location}"
+        raise ValueError(f"{given}; expected {(num, *leaf.shape)[start:]}, as in observation_space")
     if array.dtype != dtype and not np.can_cast(array.dtype, np.dtype(dtype), "same_kind"):
         given = f"an observation of dtype {array.dtype}{location}"
         raise ValueError(f"{given}; expected {dtype}, as in observation_space")

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -61,6 +61,30 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     with pytest.raises(Ended, match="4"):
         dog._watch_calls()
     assert "mine: reset() has not returned within 3.0 s; it hangs" in capfd.readouterr().err
+
+
+def test_a_call_that_begins_during_a_tick_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset, step = ("reset()", 5.0), ("step()", 2.0)
+    seen = iter([[reset], [reset], [reset], [reset, step], [step], [None]])
+    now: list[Any] = [None]
+
+    def wait(timeout: float) -> bool:
+        now[:] = next(seen, [])
+        return not now
+
+    class Changing(EnvWatchdog):
+        @property
+        def current_call(self) -> Any:
+            return now.pop(0) if len(now) > 1 else now[0]
+
+        @current_call.setter
+        def current_call(self, call: Any) -> None: ...
+
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(watchdog.os, "_exit", lambda code: pytest.fail("no call took its time"))
+    dog = Changing("mine")
+    monkeypatch.setattr(dog._closed, "wait", wait)
+    dog._watch_calls()
 
 
 HANGS = """

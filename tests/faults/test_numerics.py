@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasicrl import phases, returns
 from phasicrl.algorithm import train
-from phasicrl.cli import main
 from phasicrl.config import CheckpointConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.optimize import DivergedError
 from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import only_run
-from tests.helpers import Corridor, assert_same, corridor, tiny, tiny_aux
+from tests.helpers import OBS_NORM, Corridor, assert_same, corridor, tiny, tiny_aux
 
 EVERY = CheckpointConfig(every_minutes=0.0, keep=10)
 BAD_ITERATION = 3
@@ -135,11 +134,15 @@ def test_bad_numbers_inside(
         assert note.startswith(f"first non-finite tensor: {first}")
 
 
-def test_the_command_line_says_it_and_exits_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"train classic-ppo --env.id gymnasium:CartPole-v1 --output-dir {tmp_path}"
-    words += " --ppo.learning-rate 1e30 --total-env-steps 20000 --log.console off"
-    assert main(words.split()) == 3
-    said = capsys.readouterr().err
-    assert "error: training has diverged" in said and "\nfirst non-finite tensor: " in said
+class ReturnsNan(nn.Module):
+    num_features = 2
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return torch.full((len(obs), 2), math.nan)
+
+
+def test_bounds_of_observations_before_the_first_rollout_are_no_bad_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError) as caught:
+        config = tiny(tmp_path, obs_norm=OBS_NORM)
+        train(config, make_env=corridor, make_encoder=lambda space: ReturnsNan())
+    assert caught.value.__notes__ == ["first non-finite tensor: rollout.log_prob"]

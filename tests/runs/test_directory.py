@@ -21,7 +21,7 @@ from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
 from phasicrl.config_io import escape_control_chars, read_options
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 from phasicrl.training.run import Run
 from tests.helpers import assert_same, corridor, tiny, tiny_aux
 

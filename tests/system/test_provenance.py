@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 
 
 def git(folder: Path, *words: str) -> str:

@@ -20,7 +20,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from phasicrl import phases
+from phasicrl import Callbacks, phases
 from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig
 from phasicrl.envs.protocol import EnvError
@@ -213,7 +213,7 @@ def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
 
 @pytest.mark.parametrize("length", [None, 256, 288])
 def test_a_longer_run_that_was_killed_can_be_resumed(length: int | None, tmp_path: Path) -> None:
-    """Copies of the run at six moments resume with no, the same or another length."""
+    """Copies of the run at seven moments resume with no, the same or another length."""
     once, copies = CheckpointConfig(every_minutes=None), list[Path]()
     short = train(tiny(tmp_path, checkpoint=once), make_env=corridor)
 
@@ -221,10 +221,10 @@ def test_a_longer_run_that_was_killed_can_be_resumed(length: int | None, tmp_pat
         copies.append(Path(shutil.copytree(run.directory, tmp_path / f"copy-{len(copies)}")))
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("load_state_dict", "call_on_start", "finish_iteration"):
+        for name in ("load_state_dict", "call_callback", "finish_iteration"):
             patch.setattr(Run, name, copied_before(getattr(Run, name), copy))
         resume(short.directory, total_env_steps=256, make_env=corridor)
-    assert len(copies) == 6
+    assert len(copies) == 7
     for path in copies:
         given = RunDirectory(path).config.total_env_steps
         again = resume(path, total_env_steps=length, make_env=corridor)
@@ -366,6 +366,7 @@ def test_a_checkpoint_that_a_callback_saves_has_the_row_of_its_iteration(tmp_pat
     [({"losses/entropy": 1.0}, "losses/entropy"),
      ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many"),
      ({"own/text": "1"}, "own/text is '1'; expected a number"), ({"own/text": b"1"}, "own/text"),
+     ({"own/large": 10**400}, "own/large is 1000"),
      ([("own/x", 1.0)], r"metrics are \[.*; expected numbers by name"), (None, "metrics are None")],
 )  # fmt: skip
 def test_an_own_metric_that_cannot_be_logged_is_named(
@@ -387,11 +388,18 @@ def test_results_speak_of_100_episodes_where_there_were_as_many(tmp_path: Path) 
         assert [x for x in run.format_results().items() if "episodes" in x[0]] == [expected]
 
 
-def test_a_finished_run_resumes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("every_minutes", [None, 0.0])
+def test_a_finished_run_resumes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every_minutes: float | None
+) -> None:
     """Nothing is written, not even a file of TensorBoard's; and it says so."""
     on = {"log.tensorboard": True, "log.epochs": True, "log.console": "plain"}
-    run = train(tiny(tmp_path).with_updates(on), make_env=corridor)
+    config = tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=every_minutes))
+    on_end: Any = lambda self, run: run.log({"own/test": 1.0})  # noqa: E731
+    callbacks = type("Mine", (Callbacks,), {"on_end": on_end})()
+    run = train(config.with_updates(on), make_env=corridor, callbacks=callbacks)
     before = contents(run.directory)
+    assert run.files.last_rows(1)[0]["own/test"] == 1
     capsys.readouterr()
     assert_same_state(run, resume(run.directory, make_env=corridor))
     assert contents(run.directory) == before
@@ -435,7 +443,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
     run.callbacks.on_iteration = lambda *_: clock.wait(60)
     learn(run)
-    assert saved == [0, 2, 4, 6]
+    assert saved == [0, 2, 4], "the last one is `finish`'s"
     saved.clear()
     by_count = CheckpointConfig(every_minutes=None, every_iterations=4)
     learn(open_run(tiny(tmp_path, checkpoint=by_count, total_env_steps=320)))

@@ -33,6 +33,17 @@ def test_all_weights_and_statistics_are_those_of_the_other_run(
     assert f"loaded {len(weights)} of {len(weights)} tensors" in said
 
 
+def test_a_run_without_a_rollout_gives_its_weights(tmp_path: Path) -> None:
+    """The bounds of its observations are still infinite."""
+    config = tiny(tmp_path, obs_norm=OBS_NORM)
+    with open_run(config) as other:
+        other.save()
+        weights = other.agent.state_dict()
+    config = config.with_updates({"seed": 5, "init_from": str(other.directory)})
+    with open_run(config) as run:
+        assert_same(run.agent.state_dict(), weights)
+
+
 def test_weights_that_do_not_fit_keep_their_initial_values(tmp_path: Path) -> None:
     """A larger last layer: heads and what feeds them differ, the first layer is the same."""
     other, weights = begun(tmp_path, **{"model.hidden_sizes": (8, 4)})

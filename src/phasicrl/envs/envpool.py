@@ -106,7 +106,8 @@ class EnvPoolEnv(NumpyVectorEnv):
         is_fast = family in ("envpool.classic_control", "envpool.toy_text")
         num_threads = min(threads or (1 if is_fast else num_cores()), num_envs)
         sizes: dict[str, Any] = {"num_envs": num_envs, "num_threads": num_threads}
-        envpool, before = import_envpool(procgen=self._is_procgen), os.listdir(_THREAD_DIR)
+        envpool = import_envpool(procgen=self._is_procgen)
+        before = os.listdir(_THREAD_DIR)
         self._pool: Any = envpool.make_gymnasium(task_id, seed=local.seeds(), **sizes, **options)
         # A single thread of the pool computes only while this one waits, and starts fastest on the
         # same core: waking another core takes longer than a fast step (docs/performance.md).

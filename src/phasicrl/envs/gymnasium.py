@@ -47,7 +47,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         """Prepare environments, which are made at the first reset.
 
         Up to `env.max_restarts` failures truncate episodes: a failed environment is replaced, or
-        all of them if a process died or hangs.
+        all of them if a process died or hangs, or a reward or observation is not finite.
 
         Args:
             make_env: function that makes one environment; an extra one is made for its spaces.

@@ -49,13 +49,13 @@ def make_envs(
         make_env: function that makes a custom environment (Gymnasium's `Env`), whose name is then
             `config.id`.
         make_vector_env: function of a number of environments that makes a custom vector
-            environment, Gymnasium's `VectorEnv` or a `Simulator`.
+            environment, see `MakeVectorEnv`.
         whole_games: whether to drop EnvPool's options that end episodes early or change rewards.
 
     Raises:
         ValueError: the id or an option of the environment is unknown, both functions are given, or
             the spaces are not supported.
-        ImportError: EnvPool is not installed.
+        ImportError: the back end is not installed, or a module cannot be imported.
     """
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env are both given; expected one of them")

@@ -183,10 +183,10 @@ class TensorVectorEnv:
         final_obs = None
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_keys(self.name, self._properties, given_obs)
-        # A pure simulator is compiled without branches, and resets in each step.
-        if not self.is_pure and self.device.type == "cpu" and not ended.any():
-            pass
-        elif hasattr(self._simulator, "reset_rows"):
+        # A pure simulator is compiled without branches, and resets in each step; on a GPU, reading
+        # the flags would wait.
+        may_have_ended = self.is_pure or self.device.type != "cpu" or bool(ended.any())
+        if may_have_ended and hasattr(self._simulator, "reset_rows"):
             final_obs = obs
             given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
             # Rows that go on keep what the step returned: a reset may change them, too.
@@ -196,7 +196,7 @@ class TensorVectorEnv:
             obs = torch.where(_expand(ended, obs), first, obs)
             if mask is not None and first_mask is not None:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
-        elif self.has_final_obs:
+        elif may_have_ended and self.has_final_obs:
             given_final = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
             if given_final is given_obs:
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")

@@ -20,7 +20,8 @@ class EnvWatchdog:
     second.
 
     Attributes:
-        call: name and deadline in seconds of the current call, set for each call; None outside.
+        current_call: name and deadline in seconds of the current call, set for each call; None
+            outside.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,8 +37,8 @@ class EnvWatchdog:
     def _watch_calls(self) -> None:
         call, ticks = None, 0
         while not self._closed.wait(1):
-            ticks = ticks + 1 if self.current_call is call else 0
-            call = self.current_call
+            previous, call = call, self.current_call
+            ticks = ticks + 1 if call is previous else 0
             if call is not None and ticks >= call[1]:
                 text = f"{self._name}: {call[0]} has not returned within {call[1]} s; it hangs, or"
                 try:

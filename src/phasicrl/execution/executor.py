@@ -93,8 +93,8 @@ class Executor:
         """Call a function of tensors once on its whole inputs, compiled if `plan.compiled`.
 
         Args:
-            function: function without gradient that uses a module; the key of its compiled code,
-                so that every call must pass the same object.
+            function: function without gradient that uses a module; part of the key of its compiled
+                code, so that every call must pass the same function, or method of one object.
             module: module whose parameters and buffers are used.
             inputs: tensors, of equal shapes in all calls.
         """

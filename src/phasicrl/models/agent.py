@@ -27,7 +27,7 @@ EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
 The encoder maps observations `[N, …]` to features `[N, D]`, and has an attribute `num_features`, D.
 For `Dict` and `Tuple` spaces its input is a dict or a tuple of tensors."""
 HeadFactory = Callable[[str, int, int], nn.Module | None]
-"""Function that makes a custom head, of its name, the number of features D and that of outputs M.
+"""Function of a head's name, number of features D and number of outputs M that makes the head.
 
 The head maps features `[S, L, D]` to `[S, L, M]`. The name is `policy`, for the outputs that
 `PolicyHead` lists, or `value` or `aux_value`, for a value. None stands for the linear layer of

@@ -1,4 +1,7 @@
-"""Machine: cores, processor, installed packages. Kind: effects (reads system files)."""
+"""Machine: cores, processor, installed packages, commit of the code.
+
+Kind: effects (reads system files, runs git).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,10 +64,23 @@ def get_versions() -> dict[str, str | None]:
 
 def package_version(package: str) -> str | None:
     """Return the installed version of a package; None if the package is not installed."""
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def find_commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Return a directory's git commit, with `-dirty` after changes; None outside a checkout."""
+    # The first command fails in folders that the surrounding repository does not track.
+    verify, describe = "rev-parse --verify HEAD:./", "describe --always --dirty --exclude=*"
+    try:
+        for words in (verify, describe):
+            answer = subprocess.check_output(
+                ["git", *words.split()], cwd=folder, stderr=subprocess.DEVNULL, text=True
+            )
+    except (OSError, subprocess.CalledProcessError):
         return None
+    return answer.strip()
 
 
 def import_optional(name: str, message: str, extra: str = "lab") -> Any:

@@ -19,7 +19,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST_FILE
 from phasicrl.runs.directory import WeightsKind, find_run_or_agent
-from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices, get_part, map_leaves
+from phasicrl.spaces import ActionLayout, count_choices, get_part, map_leaves
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
 from phasicrl.training.evaluation import AgentInput, choose_actions
@@ -46,7 +46,7 @@ class TrainedAgent:
     def __init__(self, network: Agent, envs: VectorEnv, config: Config, seed: int) -> None:
         self.network, self.action_space = network, envs.action_space
         self.observation_space, self._mask_size = envs.observation_space, envs.mask_size
-        self._layout = ObservationLayout(envs.observation_space)
+        self._layout = network.reader.layout
         self._actions, self._obs_indices = ActionLayout(envs.action_space), config.env.observe
         self._precision: Precision = config.compute.policy_precision
         self._generator = Generator().manual_seed(seed)

@@ -41,8 +41,7 @@ from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
 from phasicrl.spaces import describe_spaces, is_image, leaves
-from phasicrl.system.machine import get_versions, num_cores
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, get_versions, num_cores
 from phasicrl.system.signals import SignalHandler
 from phasicrl.training.fused import FusedCollector
 from phasicrl.training.run import Callbacks, OnIteration, Run
@@ -166,7 +165,7 @@ def restore_run(
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{directory} has a checkpoint that does not fit config.json"
             raise ValueError(f"{text}; expected the file as saved. Restore it ({error})") from None
-        if not is_over:  # only now: a failed start changes nothing
+        if not is_over:  # only now: a failed start leaves both as they are
             with world.sync_errors("writing card.json and config.json"):
                 run.write_card()
                 if world.is_first and total_env_steps is not None:

@@ -88,7 +88,7 @@ class EpisodeTracker:
         return lengths >= MAX_EPISODE_STEPS
 
     def finish_episodes(self, ended: Tensor, failed: Tensor) -> None:
-        """Finish the episodes that `ended`, `[B]` bool; those of `failed` ones do not count."""
+        """Finish episodes where `ended` `[B]`; do not count those where `failed` `[B]` as well."""
         counted = ended & self.unfinished_envs & ~failed
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)

@@ -33,8 +33,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY_PREFIX, select_state_to_save
 from phasicrl.spaces import describe_spaces
-from phasicrl.system.machine import get_versions, num_cores, processor
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit, get_versions, num_cores, processor
 from phasicrl.system.signals import SignalHandler
 from phasicrl.training.evaluation import LONG_EPISODE_STEPS
 from phasicrl.training.periodic_evaluation import PeriodicEvaluation
@@ -153,16 +152,12 @@ class Run:
         """Wall-clock time of the run, including the time before it was resumed."""
         return self._seconds_before + time.perf_counter() - self._started
 
-    def call_on_start(self) -> None:
-        """Call `on_start` of the callbacks.
+    def call_callback(self, name: Literal["on_start", "on_end"]) -> None:
+        """Call a method of the callbacks that returns nothing.
 
         Raises:
             ValueError: it returned something.
         """
-        self._call_callback("on_start")
-
-    def _call_callback(self, name: Literal["on_start", "on_end"]) -> None:
-        """Call a method of the callbacks that returns nothing."""
         with self.world.sync_errors(name):
             if (answer := getattr(self.callbacks, name)(self)) is not None:
                 raise ValueError(f"{name} returned {answer!r}; expected None")
@@ -211,7 +206,7 @@ class Run:
             try:
                 number = math.fsum([value])  # unlike float, it takes no text
                 self._pending_metrics[name if "/" in name else f"own/{name}"] = number
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
     def finish_iteration(self, record: Record) -> bool:
@@ -225,7 +220,7 @@ class Run:
         """
         total = time.perf_counter() - self._iteration_started
         finished = list(self.collector.episodes.finished)
-        # Without a rollout, an auxiliary phase was left out when the iteration was finished before.
+        # Without a rollout, this ends the auxiliary phase that the end of the run had left out.
         if is_first_time := self._rollout_seconds > 0:
             record |= self.collector.episodes.pop_metrics() | {
                 "charts/SPS": self.config.batch_size / total,
@@ -303,6 +298,8 @@ class Run:
         """Return whether a checkpoint is due by time or number of iterations."""
         every = self.config.checkpoint
         minutes, count = every.every_minutes, every.every_iterations
+        if self.env_steps >= self.config.budget and self.buffer.aux_progress is None:
+            return False  # `finish` saves, after `on_end`
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
             return True
         return not self.buffer.aux_progress and count is not None and self.iteration % count == 0
@@ -316,7 +313,7 @@ class Run:
         """Call `on_end`, save the final state and the card, unless the run was finished before."""
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
-            self._call_callback("on_end")
+            self.call_callback("on_end")
             self.save()
             self._steps_on_card = self.env_steps
             self.write_card()
@@ -416,7 +413,7 @@ class Run:
         Raises:
             ValueError: the rollouts are not those of a phase of the configuration.
         """
-        self.learner.load_state_dict({"env_steps": state["env_steps"]} | state["learner"])
+        self.learner.load_state_dict(state["learner"])
         filled, every = state["num_filled"], self.config.rollouts_per_phase
         if filled > every or filled % every != self.iteration % every:
             rule = f"{self.iteration % every} in iteration {self.iteration}, with aux.every {every}"
@@ -486,7 +483,7 @@ class Run:
     def _record_divergence(self, error: DivergedError) -> None:
         """Add the name of the first non-finite tensor, and mark the run as diverged."""
         rollout = self.buffer.rollout(max(self.buffer.num_filled - 1, 0))
-        tensors = {f"weights.{name}": each for name, each in self.agent.state_dict().items()}
+        tensors = {f"weights.{name}": each for name, each in self.agent.named_parameters()}
         tensors |= {f"rollout.{name}": each for name, each in rollout.tensors().items()}
         bad = [name for name, each in tensors.items() if not each.isfinite().all()]
         error.add_note(f"first non-finite tensor: {bad[0] if bad else 'a loss or a gradient'}")

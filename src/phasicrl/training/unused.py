@@ -61,7 +61,7 @@ def _list_option_requirements(config: Config) -> list[Requirement]:
         (model.memory != "none", "model.memory", "model.memory_size"),
         (ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target"),
         (ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step"),
-        (ppo.value_epochs, "ppo.value_epochs", "ppo.value_c ppo.epoch_order"),
+        (ppo.value_epochs, "ppo.value_epochs", "ppo.value_coef ppo.value_clip ppo.epoch_order"),
         (ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target"),
         (ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl"),
         (ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl"),
