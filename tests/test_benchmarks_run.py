@@ -19,7 +19,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from phasicrl.lab.export.package import release
-from phasicrl.system.provenance import find_commit
+from phasicrl.system.machine import find_commit
 from tests.test_pages_run import small_presets
 from tests.test_results import rows_of
 from tools.figures import FIGURES, FOLDER

@@ -421,6 +421,11 @@ def test_values_are_converted_to_the_types_of_their_options() -> None:
     assert config.model.hidden_sizes == (64, 32) and isinstance(config.ppo.clip, float)
 
 
+def test_a_group_and_one_of_its_options_change_together() -> None:
+    config = Config().with_updates({"aux.epochs": 3, "aux": AuxConfig(every=8, epochs=9)})
+    assert config.aux == AuxConfig(every=8, epochs=3)
+
+
 def test_names_of_other_trainers_lead_to_our_options() -> None:
     assert {*SYNONYMS.values()} <= get_defaults().keys()
     ppo, config, env = cast(Any, (PPOConfig, Config, EnvConfig))
@@ -438,7 +443,7 @@ def test_names_of_other_trainers_lead_to_our_options() -> None:
     assert "'aux.learning_rate'" in format_hint("aux.lr", get_defaults())
     with pytest.raises(ConfigError, match=r"'CartPole-v1' .*EnvConfig\(id="):
         env("CartPole-v1")
-    with pytest.raises(ValueError, match="config is 'cartpole-ppo'"):
+    with pytest.raises(ValueError, match=r"config is 'cartpole-ppo'; .*get_preset"):
         train(cast(Any, "cartpole-ppo"))
 
 

@@ -24,12 +24,12 @@ READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "coll
 LIMITS = {
     "core": 8_698,
     "lab": 3_600,
-    "reading path": 1_121,
+    "reading path": 1_126,
     "file of options": 477,
-    "largest other file": 379,
-    "tests": 20_000,
-    "benchmarks + tools": 4_702,
-    "words of docs": 24_548,
+    "largest other file": 380,
+    "tests": 19_930,
+    "benchmarks + tools": 4_696,
+    "words of docs": 24_608,
     "lines of README": 120,
 }
 

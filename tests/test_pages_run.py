@@ -53,7 +53,7 @@ SMALL_PHASE: dict[str, Any] = {
 
 def small(config: Config) -> Config:
     """Return the experiment with a few steps, in four environments."""
-    changes = SMALL | (SMALL_PHASE if config.aux else {})  # a phase of four rollouts, if any
+    changes = SMALL | (SMALL_PHASE if config.has_auxiliary_phase else {})  # of four rollouts
     if config.env.id.startswith("procgen"):  # some episode ends
         changes |= {"total_env_steps": 512}
     return config.with_updates(changes)

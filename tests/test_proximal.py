@@ -147,7 +147,7 @@ def test_a_batch_that_cannot_be_is_refused(factor: float, said: str) -> None:
 def test_decays_of_normalizers_scale_too(tmp_path: Path) -> None:
     norm = ObsNormConfig(statistics="ema", decay=0.9)
     scaled = scale_batch(tiny(tmp_path, obs_norm=norm), 2)
-    assert scaled.obs_norm is not None and scaled.obs_norm.decay == pytest.approx(0.81)
+    assert scaled.obs_norm.decay == pytest.approx(0.81)
 
 
 def test_loss_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ def test_layouts_in_doubt_are_asked_for(shape: Any) -> None:
     by_first = impala(*shape, image_layout="channels_first")
     by_last = impala(*obs.permute(0, 2, 3, 1).shape[1:], image_layout="channels_last")
     torch.testing.assert_close(by_first(obs), by_last(obs.permute(0, 2, 3, 1)))
+    against_the_guess: Any = impala(4, 20, 12, image_layout="channels_last")
+    assert against_the_guess.stacks[0][0].in_channels == 12
 
 
 @pytest.mark.parametrize(("size", "num_inputs"), [(84, 3136), (64, 1024), (36, 64)])

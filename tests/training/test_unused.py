@@ -18,7 +18,10 @@ from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.unused import find_unused_options
 from tests.envs.acting import make
+from tests.envs.counting import Spaces
 from tests.helpers import Levers, corridor, tiny, tiny_aux
+
+BOX = gym.spaces.Box(0, 1, (2,), np.float32)
 
 CORRIDOR: dict[str, dict[str, Any]] = {
     "env.num_threads": {"env.num_threads": 2},
@@ -129,8 +132,8 @@ def test_a_run_says_that_actions_may_leave_their_bounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(tmp_path).with_updates({"log.console": "plain"})
-    make_env = partial(Levers, discrete=False)
-    for squash, count in (("none", 1), ("clip", 0), ("tanh", 0)):
+    for squash, high, count in (("none", np.inf, 1), ("clip", np.inf, 0), ("tanh", 1.0, 0)):
+        make_env = partial(Spaces, BOX, gym.spaces.Box(0, high, (1,), np.float32))
         start_run(config.with_updates({"action.squash": squash}), make_env=make_env).close()
         assert capsys.readouterr().out.count("action.squash clip") == count
 
