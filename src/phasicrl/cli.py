@@ -162,8 +162,8 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
     if words[0] == "--version":
         return print(version("phasicrl"))
     if words[0] not in commands:
-        near = format_hint(words[0], commands)
-        raise ValueError(f"unknown command {words[0]!r}{near}. `{prog} --help` lists all")
+        hint = format_hint(words[0], commands)
+        raise ValueError(f"unknown command {words[0]!r}{hint}. `{prog} --help` lists all")
     commands[words[0]](words[1:])
 
 
@@ -395,8 +395,8 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
         return "; unknown ".join(f"option {name}{format_hint(name, flags)}" for name in names)
     if "=" in unknown[0]:  # such as seed=3
-        near = format_hint(unknown[0].partition("=")[0], flags)
-        return f"argument {unknown[0]!r}; expected --OPTION VALUE{near}"
+        hint = format_hint(unknown[0].partition("=")[0], flags)
+        return f"argument {unknown[0]!r}; expected --OPTION VALUE{hint}"
     parts = [part for word in words for part in word.split("=", 1)]
     places = [i for i in range(1, len(parts)) if parts[i] == unknown[0]]
     before = parts[: next((i for i in places if parts[i - 1] not in flags), places[0])]
@@ -412,13 +412,13 @@ def _print_help(command: str, options_type: type, base: Config) -> None:
     """Print the options of a command and the common options of a run."""
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     print(f"  {_ENV_HELP}\n" * (command == "train"), end="")
-    own = {field.name: field.default for field in dataclasses.fields(options_type)}
-    values = base.values() | {"env.options": base.env.options} | own
+    command_options = {field.name: field.default for field in dataclasses.fields(options_type)}
+    values = base.values() | {"env.options": base.env.options} | command_options
     texts = {**get_option_docs(Config), **get_option_docs(options_type)}
     for part in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group := getattr(base, part.name)):
             texts |= {f"{part.name}.{x}": text for x, text in get_option_docs(type(group)).items()}
-    for path in (*own, *SHORT_HELP_OPTIONS.split()):
+    for path in (*command_options, *SHORT_HELP_OPTIONS.split()):
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"
         text = texts[path].replace("\n", "\n" + 43 * " ")
         print(f"  {option:<40} {text}")
@@ -505,8 +505,8 @@ def _show_presets(pattern: str = "") -> None:
         return print_lines([*_preset_lines(), "", part, more])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
-        near = format_hint(pattern, PRESETS)
-        raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{near}")
+        hint = format_hint(pattern, PRESETS)
+        raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{hint}")
     rows: list[tuple[str, ...]] = []
     trainings = read_trainings()
     for name, preset in found.items():

@@ -197,13 +197,13 @@ def format_hint(given: str, known: Iterable[str], shown: Mapping[str, str] | Non
     end = word.rpartition(".")[2]
     path = SYNONYMS.get(word, SYNONYMS.get(end, ""))
     in_group = word.removesuffix(end) + path.rpartition(".")[2]
-    near = [name for name in (in_group, path) if name in names][:1]
-    near = near or [name for name in names if f".{name}".endswith(f".{end}")][:1]
-    near = near or sorted((name for name in names if name.startswith(word)), key=len)[:2]
-    near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    found = [names[name] for name in near]
+    matches = [name for name in (in_group, path) if name in names][:1]
+    matches = matches or [name for name in names if f".{name}".endswith(f".{end}")][:1]
+    matches = matches or sorted((name for name in names if name.startswith(word)), key=len)[:2]
+    matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    found = [names[name] for name in matches]
     texts = [repr(shown[name] if shown else name) for name in found]
-    return f" (did you mean {' or '.join(texts)}?)" if near else ""
+    return f" (did you mean {' or '.join(texts)}?)" if matches else ""
 
 
 @functools.cache
@@ -221,8 +221,8 @@ def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
-                near = format_hint(f"{path}{name}", [f"{path}{known}" for known in hints])
-                raise ValueError(f"unknown field {path}{name}{near}")
+                hint = format_hint(f"{path}{name}", [f"{path}{known}" for known in hints])
+                raise ValueError(f"unknown field {path}{name}{hint}")
             if dataclasses.is_dataclass(hint := hints[name]):
                 values[name] = _from_tree(typing.cast(type[Any], hint), value, f"{path}{name}.")
             else:

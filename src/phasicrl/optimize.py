@@ -98,7 +98,7 @@ def load_state_(optimizer: Adam, state: dict[str, Any]) -> None:
     a GPU needs it there.
     """
     pairs = zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
-    groups = [own | {"lr": saved["lr"]} for own, saved in pairs]
+    groups = [current | {"lr": saved["lr"]} for current, saved in pairs]
     optimizer.load_state_dict(state | {"param_groups": groups})
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():

@@ -366,8 +366,8 @@ def get_preset(name: str) -> Config:
         ValueError: there is no such preset; the message suggests a name.
     """
     if name not in PRESETS:
-        near = format_hint(name, PRESETS)
-        raise ValueError(f"unknown preset {name!r}{near}; `phasicrl presets` lists all")
+        hint = format_hint(name, PRESETS)
+        raise ValueError(f"unknown preset {name!r}{hint}; `phasicrl presets` lists all")
     return PRESETS[name].config
 
 

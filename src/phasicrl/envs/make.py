@@ -163,11 +163,11 @@ def resolve_env_id(env_id: str) -> tuple[Backend, str]:
             return backend, key if backend == "procgen" else name
     ids = {each: f"{key}:{each}" for key in (*names, prefix) for each in names.get(key, ())}
     has_backend = prefix and not module  # the name may be one of another back end
-    near = format_hint(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
+    hint = format_hint(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
     has_envpool = "envpool" in names or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(
-        f"env.id is {env_id!r}, an unknown environment{near}; expected an id behind procgen:, "
+        f"env.id is {env_id!r}, an unknown environment{hint}; expected an id behind procgen:, "
         "envpool:, gymnasium:, mjlab:, gymnax: or pgx:. `phasicrl envs` lists known ones. For one "
         "that a module registers write gymnasium:MODULE:ID (gymnasium:ale_py:ALE/Pong-v5 after "
         "`pip install ale-py`), or add `--import MODULE`; for one that a function makes, "

@@ -245,8 +245,8 @@ class TensorVectorEnv:
         """
         with convert_errors(f"{self.name}: step()"):
             names = self._simulator.get_state()
-            own = state[len(state) - len(names) :]
-            self._simulator.set_state(dict(zip(names, own, strict=True)))
+            simulator_state = state[len(state) - len(names) :]
+            self._simulator.set_state(dict(zip(names, simulator_state, strict=True)))
             outcome = self._advance(action)
             masks = [] if outcome.mask is None else [outcome.mask]
             return outcome, (outcome.obs, *masks, *self._simulator.get_state().values())

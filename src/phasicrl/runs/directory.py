@@ -54,10 +54,10 @@ def fill_user_objects_with_none(
     """
     for name, value in given.items():
         if name not in names:
-            near = config_io.format_hint(name, names)
+            hint = config_io.format_hint(name, names)
             if name == "total_env_steps":
-                near = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
-            raise TypeError(f"{name} is given; expected {', '.join(names)}{near}")
+                hint = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
+            raise TypeError(f"{name} is given; expected {', '.join(names)}{hint}")
         if value is not None and name != "callbacks" and not callable(value):
             raise ValueError(f"{name} is {value!r}; expected a function")
     return {**dict.fromkeys(names), **given}
@@ -224,8 +224,8 @@ class RunDirectory:
                 if (row := _parse_row(line)) is None:
                     damaged = number
                     continue
-                kept = {name: row[name] for name in row if not names or name in wanted}
-                values = {name: math.nan if x is None else x for name, x in kept.items()}
+                selected = {name: row[name] for name in row if not names or name in wanted}
+                values = {name: math.nan if x is None else x for name, x in selected.items()}
                 if rows and rows[-1]["iteration"] == values["iteration"]:
                     rows[-1].update(values)
                 else:

@@ -201,8 +201,8 @@ class Run:
             raise ValueError(f"metrics are {values!r}; expected numbers by name, as in a dict")
         for name, value in values.items():
             if name in METRICS:
-                own = f"own/{name.rpartition('/')[-1]}"
-                raise ValueError(f"metric is {name!r}; expected a free name. Call it {own}")
+                free_name = f"own/{name.rpartition('/')[-1]}"
+                raise ValueError(f"metric is {name!r}; expected a free name. Call it {free_name}")
             try:
                 number = math.fsum([value])  # unlike float, it takes no text
                 self._pending_metrics[name if "/" in name else f"own/{name}"] = number
