@@ -6,27 +6,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import tyro
+from matplotlib.figure import Figure
 
 from benchmarks import batch_invariance, compare_reference, simulators
+from phasicrl.lab.analysis.curves import read_curves
 from phasicrl.lab.analysis.plot import draw_curves, save_figure
+from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.lab.experiments.run_suite import make_curves
-from tools.result_tables import RESULTS, read
+from phasicrl.lab.experiments.trials import RETURN
+from tools.result_tables import PPG_RUN, RESULTS, read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "figures"
+WINDOW = 250_000
+"""Steps over which CleanRL's curves of PPG are averaged."""
 
 
 def _suite(name: str, title: str, output: Path) -> None:
     """Draw a suite's figure from its table, as `phasicrl suite` does but for its title."""
     curves = make_curves(read(f"suites/{name}-small"))
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
-    for path in save_figure(figure, output.with_suffix(""), f"suite {name}, small"):
+    _save(figure, output, f"suite {name}, small")
+
+
+def _save(figure: Figure, output: Path, description: str) -> None:
+    for path in save_figure(figure, output.with_suffix(""), description):
         if path != output:  # the pages show the PNG
             path.unlink()
+
+
+def _ppg(output: Path) -> None:
+    """Draw our PPG on StarPilot among published runs, as `phasicrl plot` does but for its title."""
+    curves = read_curves([PPG_RUN], "charts/episodic_return", smooth_steps=WINDOW)
+    ends = {curves[0].task: float(curves[0].steps[-1])}
+    curves += read_reference_curves(Path("cleanrl-ppg"), RETURN, ends=ends)
+    (ppo,) = read_reference_curves(Path("baselines-easy"), RETURN, ends=ends)
+    curves.append(replace(ppo, label="OpenAI Baselines' PPO"))
+    title = "PPG with auxiliary epochs over 8 of 32 iterations, beside published runs"
+    label = f"episodic return, mean over {WINDOW:,} steps\n(Baselines: last 100 episodes)"
+    _save(draw_curves(curves, label, title), output, f"{PPG_RUN.name}, cleanrl-ppg, baselines-easy")
 
 
 def _baselines(output: Path) -> None:
@@ -39,6 +62,7 @@ def _baselines(output: Path) -> None:
 
 FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
+    "ppg-starpilot.png": _ppg,
     "batch-invariance.png": lambda to: batch_invariance.draw(read("batch_invariance"), to),
     "simulators.png": lambda to: simulators.draw(read("simulators"), to),
     "suite-penalties.png": partial(

@@ -1,4 +1,4 @@
-"""Thin OpenAI's learning curves to the tables of them that the package carries.
+"""Thin published learning curves to the tables of them that the package carries.
 
 usage: python -m tools.reference_tables CURVES_FOLDER
 
@@ -25,12 +25,13 @@ CURVES = {
     "ppg-paper": ("ppg_paper_hard_100M.csv.gz", "hard", 0),
     "baselines-easy": ("baselines_ppo_easy_all.csv.gz", "easy", 0),
     "baselines-easy-200": ("baselines_ppo_easy_200.csv.gz", "easy", 200),
+    "cleanrl-ppg": ("cleanrl_ppg_starpilot_easy_250k.csv.gz", "easy", 0),
 }
 """By the name of a reference: the file that it is made from, and the levels of the training."""
 
 
 def curves(path: Path) -> Iterable[tuple[str, str, str, str, int, float]]:
-    """Thin the curves of a file to few steps at growing distances: they start steep."""
+    """Thin curves of 100 points or more to few, at growing distances: they start steep."""
     runs: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -40,7 +41,7 @@ def curves(path: Path) -> Iterable[tuple[str, str, str, str, int, float]]:
                 runs[key].append((float(row["step"]), float(row["episodic_return"])))
     for key, points in runs.items():
         steps, values = np.array(sorted(points)).T
-        wanted = np.geomspace(steps[0], steps[-1], POINTS)
+        wanted = steps if len(steps) < 100 else np.geomspace(steps[0], steps[-1], POINTS)
         chosen = np.unique(np.abs(steps[:, None] - wanted).argmin(0))
         for index in chosen:
             experiment, run, game, split = key

@@ -17,9 +17,10 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance, scaling
+from benchmarks.compare_reference import T_95, windows
 from phasicrl.cli import parse_config
 from phasicrl.envs.envpool import PROCGEN_GAMES
-from phasicrl.lab.analysis.curves import Curve, Task
+from phasicrl.lab.analysis.curves import Curve, Task, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, scale_score
 from phasicrl.lab.experiments.suites import SUITES
@@ -490,7 +491,7 @@ FOUND_ON = "1"
 """Seed of the comparison with published runs with which details of the original were found."""
 
 
-def windows() -> list[Row]:
+def baselines_windows() -> list[Row]:
     """Return the windows of steps in which our runs are compared with published ones."""
     path = RESULTS.parents[1] / "docs" / "figures" / "baselines.csv"
     return ResultTable(path, ()).read()
@@ -498,7 +499,7 @@ def windows() -> list[Row]:
 
 def baselines() -> Cells:
     """Yield our runs among the published ones."""
-    yield "game", "quantity", *group(windows(), "steps")
+    yield "game", "quantity", *group(baselines_windows(), "steps")
 
     def cell(window: list[Row]) -> str:
         bold = ("**" if row["within_min_max"] == "True" else "" for row in window)
@@ -506,7 +507,7 @@ def baselines() -> Cells:
         shown = (f"{b}{row['ours']}{b}{f}" for b, row, f in zip(bold, window, far, strict=True))
         return f"{', '.join(shown)} ({window[0]['published_min']} to {window[0]['published_max']})"
 
-    for (game, metric), rows in group(windows(), "env", "metric").items():
+    for (game, metric), rows in group(baselines_windows(), "env", "metric").items():
         title = metric.rpartition("/")[2].removesuffix("_100").replace("_", " ")
         yield game, title, *map(cell, group(rows, "steps").values())
 
@@ -517,7 +518,7 @@ def baselines_in_short() -> Cells:
         "seeds of ours", "windows within the span of the published three",
         "within the 95 % interval for one more",
     )  # fmt: skip
-    by_seed = group(windows(), "seed")
+    by_seed = group(baselines_windows(), "seed")
     fresh = sorted(by_seed.keys() - {FOUND_ON}, key=int)
     for seeds in (fresh, [FOUND_ON]):
         rows = [row for seed in seeds for row in by_seed[seed]]
@@ -526,6 +527,35 @@ def baselines_in_short() -> Cells:
             for name in ("within_min_max", "within_95_prediction")
         )
         yield " and ".join(seeds), *(f"{count} of {len(rows)}" for count in counts)
+
+
+PPG_RUN = RESULTS / "procgen-25m" / "runs" / "procgen-ppg-single-paper_starpilot_s101"
+
+
+def published_ppg() -> Cells:
+    """Yield our PPG's mean returns on StarPilot, CleanRL's, and the difference from 2M steps on.
+
+    Its interval is that of one more run of theirs: Student's t, two degrees of freedom.
+    """
+    (ours,) = read_curves([PPG_RUN], "charts/episodic_return")
+    ends = [million * 1_000_000 for million in range(int(ours.steps[-1] / 1e6) + 1)]
+    yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), "ours − theirs, from 2M on"
+    at_stake = [2_000_000, int(ours.steps[-1])]
+
+    def means(curve: Curve, edges: list[int]) -> list[list[float]]:
+        return [windows(edges, curve.steps, run) for run in curve.runs]
+
+    ((mine,),) = means(ours, at_stake)
+    for curve in (ours, *read_reference_curves(
+        Path("cleanrl-ppg"), RETURN, ends={ours.task: float(ours.steps[-1])}
+    )):  # fmt: skip
+        cells = (", ".join(f"{x:.1f}" for x in each)
+                 for each in zip(*means(curve, ends), strict=True))  # fmt: skip
+        theirs = np.array(means(curve, at_stake))
+        half = T_95 * theirs.std(ddof=1) * math.sqrt(1 + 1 / len(theirs)) if len(theirs) > 1 else 0
+        gap = mine - theirs.mean()
+        interval = f"{gap:.1f} [{gap - half:.1f}, {gap + half:.1f}]".replace("-", "−")
+        yield curve.label, *cells, "" if curve is ours else interval
 
 
 # --- agreement with other programs
@@ -774,6 +804,7 @@ TABLES: dict[str, Callable[[], Cells]] = {
     "two-ppos": two_ppos,
     "baselines": baselines,
     "baselines-in-short": baselines_in_short,
+    "published-ppg": published_ppg,
     "agreement": partial(agreement, "float64"),
     "agreement-float32": partial(agreement, "float32"),
     "agreement-by-design": partial(agreement, "float64", by_design=True),

@@ -86,6 +86,22 @@ def test_last_returns_of_baselines_equal_those_of_curves_and_normalized_means() 
         assert finals[game] == pytest.approx(np.mean(values), rel=0.1, abs=0.3), game
 
 
+def test_cleanrl_s_curves_of_ppg_have_the_means_of_their_windows() -> None:
+    """Mean returns over the second and third million steps, read off its episodes."""
+    ends = {Task("procgen:starpilot", "easy"): 25e6}
+    curves = {curve.label: curve for curve in
+              read_reference_curves(Path("cleanrl-ppg"), RETURN, ends=ends)}  # fmt: skip
+    for label, low, means in (
+        ("cleanrl-ppg", 1e6, (13.4, 9.6, 6.9)),
+        ("cleanrl-ppg-full-value-gradient-in-aux", 2e6, (22.7, 24.6, 20.0)),
+        ("cleanrl-ppg-two-networks", 2e6, (27.7, 24.7, 26.9)),
+    ):
+        curve = curves.pop(label)
+        window = (curve.steps > low) & (curve.steps <= low + 1e6)
+        assert curve.runs[:, window].mean(axis=1) == pytest.approx(means, abs=0.05)
+    assert not curves
+
+
 def test_references_that_are_not_curves_have_descriptions() -> None:
     curves = [key for key in REFERENCE_NAMES if len({row["step"] for row in rows(key)}) > 20]
     assert {*REFERENCE_NAMES} - VALUE_NOTES.keys() == {*curves}

@@ -72,9 +72,9 @@ def plot_runs(
         metric: Metric on the y axis.
         smooth_steps: Window of a moving average, in environment steps; 0: none.
         reference: Published returns: ppg-paper, baselines-easy, baselines-easy-200,
-            baselines-final, procgen-easy-25m, zoo, tianshou, slm-lab, cleanrl; or a
-            CSV file with the columns step, low, mean, high. Published returns of a
-            game of Procgen stand beside runs of the same difficulty only.
+            baselines-final, cleanrl-ppg, procgen-easy-25m, zoo, tianshou, slm-lab,
+            cleanrl; or a CSV file with the columns step, low, mean, high. Published
+            returns of a game of Procgen stand beside runs of the same difficulty only.
         target: Value of a dotted line.
         title: Title of the figure; none: the name of the experiments if all share it.
 
@@ -234,7 +234,7 @@ def extend_colors(count: int, base: Sequence[str], lightness: float) -> list[str
 def assign_styles(keys: Sequence[CurveKey]) -> Styles:
     """Choose a different color for each curve; dash published ones, not ours."""
     colors = extend_colors(len(keys), COLORS, 0.4)
-    ours, theirs = iter(colors), iter(["#4D4D4D", *reversed(colors)])
+    ours, theirs = iter(colors), reversed(colors)
     return {
         key: {"linestyle": _DASHES if key[1] else "-", "color": next(theirs if key[1] else ours)}
         for key in keys

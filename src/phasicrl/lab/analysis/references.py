@@ -36,6 +36,9 @@ REFERENCE_NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.csv")))
 - baselines-final: the last returns of PPO of OpenAI Baselines on 16 games of Procgen: experiments
   easy, hard, easy-200 and hard-500, the last two with returns on unseen levels (split test);
   openai/train-procgen at 1a2ae21, results/, MIT.
+- cleanrl-ppg: CleanRL's PPG on starpilot, easy, all levels, to 24.75M steps, three runs each: as it
+  is, with the value gradient in the whole network in the auxiliary phase, and with two networks;
+  means of 250,000 steps; mcederle99/cleanrl at 6f843db, results_data/, MIT.
 - procgen-easy-25m: PPG and PPO of CleanRL, and OpenAI's PPG run by the same authors, on starpilot,
   bossfight and bigfish, easy, 25M steps; vwxyzjn/cleanrl, docs/rl-algorithms/ppg.md.
 - zoo: PPO of RL Baselines3 Zoo (DLR-RM/rl-baselines3-zoo, benchmark.md): the best checkpoint of a
