@@ -404,6 +404,7 @@ def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_doe
         ("ppo", {"gamma": 0.9}, "PPOConfig"),
         ("env", "CartPole-v1", "EnvConfig"),
         ("seed", True, "int"),
+        ("ppo.entropy_coef", "0.01", "float"),
     ],
 )
 def test_values_of_other_types_are_refused_by_name(path: str, value: Any, expected: str) -> None:
@@ -424,6 +425,8 @@ def test_values_are_converted_to_the_types_of_their_options() -> None:
 def test_a_group_and_one_of_its_options_change_together() -> None:
     config = Config().with_updates({"aux.epochs": 3, "aux": AuxConfig(every=8, epochs=9)})
     assert config.aux == AuxConfig(every=8, epochs=3)
+    with pytest.raises(ConfigError, match="aux is 5; expected AuxConfig"):
+        Config().with_updates({"aux.epochs": 3, "aux": 5})
 
 
 def test_names_of_other_trainers_lead_to_our_options() -> None:

@@ -770,7 +770,8 @@ class Config(_Group):
         problems: list[str] = []
         for group, values in groups.items():
             try:
-                updates[group] = replace(updates.get(group, getattr(self, group)), **values)
+                if isinstance(base := updates.get(group, getattr(self, group)), _Group):
+                    updates[group] = replace(base, **values)
             except ConfigError as error:
                 problems += error.problems
         if problems:

@@ -298,8 +298,6 @@ class Run:
         """Return whether a checkpoint is due by time or number of iterations."""
         every = self.config.checkpoint
         minutes, count = every.every_minutes, every.every_iterations
-        if self.env_steps >= self.config.budget and self.buffer.aux_progress is None:
-            return False  # `finish` saves, after `on_end`
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
             return True
         return not self.buffer.aux_progress and count is not None and self.iteration % count == 0
@@ -483,7 +481,8 @@ class Run:
     def _record_divergence(self, error: DivergedError) -> None:
         """Add the name of the first non-finite tensor, and mark the run as diverged."""
         rollout = self.buffer.rollout(max(self.buffer.num_filled - 1, 0))
-        tensors = {f"weights.{name}": each for name, each in self.agent.named_parameters()}
+        weights = self.agent.state_dict().items()  # the reader's bounds may be infinite
+        tensors = {f"weights.{name}": each for name, each in weights if "reader." not in name}
         tensors |= {f"rollout.{name}": each for name, each in rollout.tensors().items()}
         bad = [name for name, each in tensors.items() if not each.isfinite().all()]
         error.add_note(f"first non-finite tensor: {bad[0] if bad else 'a loss or a gradient'}")

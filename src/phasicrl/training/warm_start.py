@@ -26,8 +26,8 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     """
     files, new = find_run_or_agent(directory), agent.state_dict()
     old = files.weights()
-    # The bounds of observations are infinite before the first rollout.
-    if bad := [x for x in old if not (x.endswith((".low", ".high")) or old[x].isfinite().all())]:
+    bounds = {f"{_OBS_NORM}low", f"{_OBS_NORM}high"}  # infinite before the first rollout
+    if bad := [x for x in old if not (x in bounds or old[x].isfinite().all())]:
         raise ValueError(
             f"init_from is {directory}, whose weights are not finite ({bad[0]}); "
             "expected a run that has not diverged"

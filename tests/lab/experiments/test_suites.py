@@ -62,7 +62,6 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     assert suite.tasks("paper") == PROCGEN_GAMES and len(PROCGEN_GAMES) == 16
     assert suite.num_seeds == 3
     base = suite.make_base("miner", "paper")
-    assert suite.make_base("procgen:miner", "paper") == base
     paper = {"env.id": "procgen:miner"}
     assert suite.arms(base) == [
         ("PPG", get_preset("procgen-ppg-paper").with_updates(paper)),

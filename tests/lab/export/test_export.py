@@ -251,7 +251,8 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         export_policy(run, output=cast(Any, str(tmp_path / "policy.bin")), make_env=corridor)
     with pytest.raises(ValueError, match="observations is 0"):
         export_policy(run, observations=0, make_env=corridor)
-    export_policy(run, format="torch", make_env=corridor, observations=8)
+    output = cast(Any, str(run / "policy.pt2"))
+    export_policy(run, format="torch", make_env=corridor, observations=8, output=output)
     with pytest.raises(ValueError, match=r"exported for the observation_space .* Give the run"):
         play_exported(run, make_env=Levers)
     for name, kind in (("policy.onnx", "ONNX"), ("policy.pt2", "a program of torch.export")):

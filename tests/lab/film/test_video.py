@@ -112,7 +112,8 @@ def draw_always() -> Drawn:
 @pytest.mark.parametrize("function", [draw, draw_always])
 def test_what_a_function_of_a_module_makes_is_filmed(tmp_path: Path, function: Any) -> None:
     config = tiny(tmp_path).with_updates({"env.id": f"gymnasium:{__name__}:{function.__name__}"})
-    path, _ = film(train(config).directory, episodes=1, size=16)
+    output = cast(Any, str(tmp_path / "film.mp4"))
+    path, _ = film(train(config).directory, episodes=1, size=16, output=output)
     assert read_film(path, 16, 32)[0].mean() in (pytest.approx(x, abs=4) for x in (40, 80))
 
 
@@ -130,7 +131,8 @@ def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> N
             return shown
 
     run = train(tiny(tmp_path), make_env=Shows)
-    kind, text = ValueError, r".*; expected \[height, width, 3 or 4\]"
+    given = "" if isinstance(shown, np.ndarray | type) else type(shown).__name__
+    kind, text = ValueError, rf".*{given}.*; expected \[height, width, 3 or 4\]"
     if isinstance(shown, type) and shown is not NotImplementedError:
         kind, text = EnvError, f"raised {shown.__name__}: no display$"
     with pytest.raises(kind, match=rf"^render\(\) of Shows {text}"):

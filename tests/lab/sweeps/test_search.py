@@ -264,6 +264,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     folder = written(tmp_path / "search", search, 6)
     said: list[str] = []
     sweep.run_sweep(folder, on_trial=lambda name, _: said.append(name))
+    assert len(said) == 6
     assert all(re.fullmatch(r"000\d \(lr 1e-?\d+\)", name) for name in said), said
     states = {status.id: status.state for status in sweep.get_trial_statuses(folder)}
     assert {*states.values()} == {"complete", "fail"}

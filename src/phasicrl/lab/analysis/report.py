@@ -177,8 +177,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         raise ValueError(f"output is {path}; expected a name with the ending .html")
     for run in runs:  # which may come from somebody else
         RunDirectory(run).reject_special_files()
-    found = curves.expand_sweeps(runs)
-    for run in found:
+    for run in (found := curves.expand_sweeps(runs)):
         RunDirectory(run).reject_special_files()
     labeled_runs = curves.read_labeled_runs(found)
     has_tasks = len({each.task for each in labeled_runs.values()}) > 1

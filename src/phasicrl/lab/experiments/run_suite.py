@@ -62,7 +62,7 @@ def run_suite(
     require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
     threads, runs = trials.get_threads_per_job(jobs), list[Trial]()
-    for task in tasks or suite.tasks(scale):
+    for task in (each.removeprefix("procgen:") for each in tasks or suite.tasks(scale)):
         for arm, config in suite.arms(suite.make_base(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
             config = config.with_updates({"total_env_steps": budget})

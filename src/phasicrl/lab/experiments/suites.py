@@ -85,9 +85,9 @@ class Suite:
         Raises:
             ValueError: there is no such task.
         """
-        if (game := task.removeprefix("procgen:")) in PROCGEN_GAMES:
+        if task in PROCGEN_GAMES:
             ending = "-paper" if scale == "paper" and self.levels == "hard" else ""
-            changes = {"env.id": f"procgen:{game}"} | (_SMALL_PROCGEN if scale == "small" else {})
+            changes = {"env.id": f"procgen:{task}"} | (_SMALL_PROCGEN if scale == "small" else {})
             names = f"procgen-ppg{ending}", f"procgen-ppo{ending}"
         elif f"{task}-ppo" in PRESETS:
             changes = {}
@@ -103,7 +103,7 @@ class Suite:
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
         ppg, ppo = (get_preset(name).with_updates(changes) for name in names)
-        return BaseConfigs(ppg, ppo, is_procgen=game in PROCGEN_GAMES)
+        return BaseConfigs(ppg, ppo, is_procgen=task in PROCGEN_GAMES)
 
 
 def _vary(

@@ -118,7 +118,7 @@ def run_sweep(
     folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
         require_imported_modules(read_options(Config, folder / grid.TRIAL_FILE))
-    if (directory / grid.SEARCH_FILE).is_file():  # searches may come from somebody else
+    if is_search := (directory / grid.SEARCH_FILE).is_file():  # it may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
         search = read_options(Search, directory / grid.SEARCH_FILE)
@@ -130,9 +130,10 @@ def run_sweep(
         outcomes = trials.run_in_processes(unfinished, train, jobs=jobs)
     else:
         outcomes = _run_on_ray(unfinished, ray[0] if ray else "auto", cpus, gpus)
-    get_trial_statuses(directory)  # refuses damaged files before anything is trained
-    for folder, state in trials.yield_successes(outcomes):  # a search has chosen its settings now
-        arms = {status.id: status.arm for status in get_trial_statuses(directory)}
+    arms = {status.id: status.arm for status in get_trial_statuses(directory)}
+    for folder, state in trials.yield_successes(outcomes):
+        if is_search:  # the settings were chosen when the trial began
+            arms = {status.id: status.arm for status in get_trial_statuses(directory)}
         on_trial(f"{folder.name} ({arms[folder.name]})", state)
 
 
