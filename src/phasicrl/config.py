@@ -770,8 +770,8 @@ class Config(_Group):
         problems: list[str] = []
         for group, values in groups.items():
             try:
-                if isinstance(base := updates.get(group, getattr(self, group)), _Group):
-                    updates[group] = replace(base, **values)
+                if hasattr(old := updates.get(group, getattr(self, group)), "__dataclass_fields__"):
+                    updates[group] = replace(old, **values)
             except ConfigError as error:
                 problems += error.problems
         if problems:
