@@ -539,8 +539,9 @@ def published_ppg() -> Cells:
     """
     (ours,) = read_curves([PPG_RUN], "charts/episodic_return")
     ends = [million * 1_000_000 for million in range(int(ours.steps[-1] / 1e6) + 1)]
-    yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), "ours − theirs, from 2M on"
-    at_stake = [2_000_000, int(ours.steps[-1])]
+    at_stake = [2_000_000, int(ours.steps[-1] // 250_000) * 250_000]  # whole windows of theirs
+    title = f"ours − theirs, 2M to {at_stake[1] / 1e6:g}M"
+    yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), title
 
     def means(curve: Curve, edges: list[int]) -> list[list[float]]:
         return [windows(edges, curve.steps, run) for run in curve.runs]
