@@ -29,7 +29,7 @@ LIMITS = {
     "largest other file": 380,
     "tests": 19_936,
     "benchmarks + tools": 4_737,
-    "words of docs": 24_920,
+    "words of docs": 24_925,
     "lines of README": 120,
 }
 
