@@ -39,7 +39,10 @@ def state() -> dict[str, Any]:
         if thread.name == "env-watchdog":
             thread.join(1)  # `close` does not wait for its end
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)]
-    tasks = Path("/proc/self/task").glob("*/children")
+    children = list[str]()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a native thread has ended
+            children += path.read_text().split()
     files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()]
     return {
         "torch threads": torch.get_num_threads(),
@@ -53,7 +56,7 @@ def state() -> dict[str, Any]:
         "recursion limit": sys.getrecursionlimit(),
         "warning filters": list(warnings.filters),
         "logging handlers": {each.name: list(each.handlers) for each in loggers if each.handlers},
-        "child processes": sorted("".join(path.read_text() for path in tasks).split()),
+        "child processes": sorted(children),
         "open files": sorted(re.sub(r"\d+[-\w]*", "N", file) for file in files),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "working directory": Path.cwd(),

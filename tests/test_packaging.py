@@ -27,9 +27,9 @@ LIMITS = {
     "reading path": 1_126,
     "file of options": 478,
     "largest other file": 380,
-    "tests": 19_936,
+    "tests": 19_939,
     "benchmarks + tools": 4_737,
-    "words of docs": 24_925,
+    "words of docs": 24_919,
     "lines of README": 120,
 }
 
