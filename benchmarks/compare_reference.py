@@ -35,6 +35,11 @@ def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[flo
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
 
 
+def prediction_half_width(runs: np.ndarray) -> np.ndarray:
+    """Return half the 95 % interval for one more run, for each column of three runs."""
+    return T_95 * runs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(runs))
+
+
 def published_runs(path: Path, task: Task, column: str, end: float) -> Curve:
     """Read the published runs of a game up to a step, at the steps that all of them have."""
     game = task.env_id.rpartition(":")[2]
@@ -56,7 +61,7 @@ def compare(
     It has our mean, the published runs' span, and the 95 % interval for one more run of theirs.
     """
     theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
-    half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
+    half = prediction_half_width(theirs)
     rows = []
     for seed, curve in ours.items():
         for index, value in enumerate(windows(edges, curve.steps, curve.runs[0])):

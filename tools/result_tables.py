@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance, scaling
-from benchmarks.compare_reference import T_95, windows
+from benchmarks.compare_reference import prediction_half_width, windows
 from phasicrl.cli import parse_config
 from phasicrl.envs.envpool import PROCGEN_GAMES
 from phasicrl.lab.analysis.curves import Curve, Task, read_curves
@@ -543,20 +543,21 @@ def published_ppg() -> Cells:
     title = f"ours − theirs, 2M to {at_stake[1] / 1e6:g}M"
     yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), title
 
-    def means(curve: Curve, edges: list[int]) -> list[list[float]]:
-        return [windows(edges, curve.steps, run) for run in curve.runs]
+    def means(curve: Curve, edges: list[int]) -> np.ndarray:
+        return np.array([windows(edges, curve.steps, run) for run in curve.runs])
 
-    ((mine,),) = means(ours, at_stake)
-    for curve in (ours, *read_reference_curves(
+    def cells(curve: Curve) -> list[str]:
+        return [", ".join(f"{mean:.1f}" for mean in column) for column in means(curve, ends).T]
+
+    yield ours.label, *cells(ours), ""
+    for theirs in read_reference_curves(
         Path("cleanrl-ppg"), RETURN, ends={ours.task: float(ours.steps[-1])}
-    )):  # fmt: skip
-        cells = (", ".join(f"{x:.1f}" for x in each)
-                 for each in zip(*means(curve, ends), strict=True))  # fmt: skip
-        theirs = np.array(means(curve, at_stake))
-        half = T_95 * theirs.std(ddof=1) * math.sqrt(1 + 1 / len(theirs)) if len(theirs) > 1 else 0
-        gap = mine - theirs.mean()
+    ):
+        at_end = means(theirs, at_stake)
+        gap = means(ours, at_stake).item() - at_end.mean()
+        half = prediction_half_width(at_end).item()
         interval = f"{gap:.1f} [{gap - half:.1f}, {gap + half:.1f}]".replace("-", "−")
-        yield curve.label, *cells, "" if curve is ours else interval
+        yield theirs.label, *cells(theirs), interval
 
 
 # --- agreement with other programs
