@@ -887,7 +887,7 @@ def require_imported_modules(config: Config, name: object = "the configuration")
 
 @functools.cache
 def get_option_docs(group: type) -> Mapping[str, str]:
-    """Return the text below each option of a group in this file, by option."""
+    """Return the description of each option of a group, the string below it in this file."""
     (tree,) = ast.parse(inspect.getsource(group)).body
     assert isinstance(tree, ast.ClassDef)
     texts: dict[str, str] = {}

@@ -228,7 +228,7 @@ class ObservationNormalizer(nn.Module):
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
     def update(self, x: Float[Tensor, "*N D"], world: World = SINGLE_PROCESS) -> None:
-        """Update the statistics with observations `[…, D]` before normalization."""
+        """Update the statistics with raw observations `[…, D]`."""
         self.moments.update(x, world)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_(_to_divisor(self.moments.variance))

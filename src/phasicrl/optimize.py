@@ -180,7 +180,7 @@ class MeanAccumulator:
             self._parts[names] = sums.add_(values, alpha=weight), weights + weight
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the sums and weights of all metrics to save in a checkpoint."""
+        """Return the sum of each metric and its number of samples, to save in a checkpoint."""
         return [
             {"names": list(names), "sums": sums, "weight": weight}
             for names, (sums, weight) in self._parts.items()

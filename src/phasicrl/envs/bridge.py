@@ -22,7 +22,7 @@ ObsAndMask = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class EnvSlice(NamedTuple):
-    """Environments that one rank makes: their number, and the data for their seeds.
+    """Environments that one rank makes: how many, and what their seeds are made from.
 
     Attributes:
         num_envs: number of environments.
@@ -78,7 +78,7 @@ class EpisodeActions:
         self._lengths = np.zeros(num_envs, np.int64)
 
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
-        """Add the actions `[B, …]` of a step, and the flags `[B]` of the episodes that it ended."""
+        """Record the actions `[B, …]` of a step; drop those of episodes that have `ended` `[B]`."""
         self._steps.append(action.copy())
         self._lengths += 1
         self._lengths[ended] = 0

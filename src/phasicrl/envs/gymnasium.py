@@ -80,7 +80,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         if self._seeds and isinstance(self._vector, ProcessVectorEnv):
             self._warn_if_unseeded(obs)
         self._seeds = None  # seeds are for the first reset only
-        self._count_step_restarts(info)
+        self._count_failures(info)
         made = {id(guard.env.unwrapped) for guard in getattr(self._vector, "envs", ())}
         if 0 < len(made) < self.num_envs:
             given = f"{self.name}: make_env() returned the same environment twice"
@@ -122,7 +122,7 @@ class GymnasiumEnv(NumpyVectorEnv):
             self._check_obs_values(obs, "step")
         except EnvError as error:
             return self._restart_all(error)
-        restarts = self._count_step_restarts(info)
+        restarts = self._count_failures(info)
         return NumpyStep(obs, reward, terminated, truncated, final_obs, info.get(MASK), restarts)
 
     def _get_episode_starts(self) -> list[Any]:
@@ -158,10 +158,10 @@ class GymnasiumEnv(NumpyVectorEnv):
         info = {"restarts": np.full(self.num_envs, num_restarts), "cut": cut}
         return NumpyStep(obs, np.zeros(self.num_envs, np.float32), ~cut, cut, last_obs, mask, info)
 
-    def _count_step_restarts(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return the number of restarts in a step, and whether they cut the episode, `[B]` each.
+    def _count_failures(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Count the failures of each environment in a step, and flag those that cut its episode.
 
-        Empty if `env.max_restarts` is 0.
+        Both are `[B]`; empty if `env.max_restarts` is 0.
         """
         if not self._max_restarts:
             return {}

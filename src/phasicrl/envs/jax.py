@@ -19,8 +19,8 @@ jax: Any = importlib.import_module("jax")
 def import_with_jax(name: str) -> Any:
     """Import a package that uses JAX, after JAX was started without reserving a GPU's memory.
 
-    Otherwise JAX takes three quarters of it, which the networks need. If JAX has started before, or
-    the environment variable is set, the user's choice stays.
+    Otherwise JAX takes three quarters of that memory, which the networks need. If JAX has started
+    before, or XLA_PYTHON_CLIENT_PREALLOCATE is set, the user's choice stays.
     """
     variable = "XLA_PYTHON_CLIENT_PREALLOCATE"
     if variable not in os.environ:

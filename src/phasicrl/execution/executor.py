@@ -90,13 +90,13 @@ class Executor:
     def call_compiled(
         self, function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Call a function of tensors once on its whole inputs, compiled if `plan.compiled`.
+        """Call a function of tensors without microbatches, compiled if `plan.compiled`.
 
         Args:
-            function: function without gradient that uses a module; part of the key of its compiled
-                code, so that every call must pass the same function, or method of one object.
+            function: function without gradient that uses a module. Each new one is compiled, so
+                that every call must pass the same function, or method of the same object.
             module: module whose parameters and buffers are used.
-            inputs: tensors, of equal shapes in all calls.
+            inputs: tensors; each new combination of their shapes is compiled.
         """
         call = None
         if self.plan.compiled:

@@ -186,7 +186,7 @@ class JointPolicy(Distribution):
         return self._join([part.draw(piece.unflatten(-1, shape)) for part, piece, shape in triples])
 
     def mode(self) -> Num[Tensor, "*shape K"]:
-        """Return the mode of each component, `[…, K]`."""
+        """Return the most likely value of each component of the action, `[…, K]`."""
         return self._join([part.mode() for part in self.parts])
 
     def log_prob(self, action: Num[Tensor, "*shape K"]) -> Float[Tensor, "*shape"]:

@@ -54,6 +54,6 @@ class ProximalPolicy:
         return {"agent": self.agent.state_dict(), "total": self._total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the averaged weights and their count from the result of `state_dict`."""
         self.agent.load_state_dict(state["agent"])
         self._total = state["total"]

@@ -22,7 +22,7 @@ OLD_POLICY_PREFIX = "old-policy"
 
 
 def select_state_to_save(state: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return the entries of a run's state that this process saves in a checkpoint."""
+    """Return what this process saves of a run's state: rank 0 all, others what is their own."""
     if world.is_first:
         return state
     return state | {"learner": {"generator": state["learner"]["generator"]}}

@@ -202,12 +202,12 @@ def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> s
     return text
 
 
-def _lengthen(config: Config, total_env_steps: int, env_steps: int) -> Config:
-    """Return the configuration with a new length, which is more than the steps that are done."""
+def _lengthen(old_config: Config, total_env_steps: int, env_steps: int) -> Config:
+    """Return the configuration with a new length, which must exceed the steps that are done."""
     if isinstance(total_env_steps, int) and total_env_steps <= env_steps:
         given = f"total_env_steps is {total_env_steps:,}"
         raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
-    return config.with_updates({"total_env_steps": total_env_steps})
+    return old_config.with_updates({"total_env_steps": total_env_steps})
 
 
 def _open_envs(

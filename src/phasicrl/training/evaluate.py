@@ -45,7 +45,7 @@ class Evaluation:
         policy: kind of actions: `greedy` for the most likely ones, `sampled` for random ones.
         returns: undiscounted return of each episode, in environment rewards.
         lengths: number of steps of each episode.
-        levels: levels of Procgen.
+        levels: levels of Procgen that were played, `train` or `unseen`.
     """
 
     policy: ActionSelection
@@ -154,7 +154,7 @@ class SavedAgent:
 
 
 def check_policies(policies: Sequence[Any], given: str, rule: str) -> None:
-    """Check kinds of actions, `given` by an option with this `rule`.
+    """Check kinds of actions; an error says what was `given`, and the `rule` of the option.
 
     Raises:
         ValueError: there are none, or one is neither `greedy` nor `sampled`.

@@ -374,7 +374,7 @@ class Run:
         })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's state to save in a checkpoint, without rollouts, which are chunks."""
+        """Return the run's state for a checkpoint, without the rollouts, which are its chunks."""
         progress = self.buffer.aux_progress
         auxiliary = progress and {
             "epoch": progress.epoch,
@@ -401,11 +401,12 @@ class Run:
     def load_state_dict(
         self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool
     ) -> None:
-        """Restore the result of `state_dict` and the chunks, without the environments.
+        """Restore the run from its `state_dict` and its chunks, but not the environments.
 
         Args:
-            state: result of `state_dict`, and the run's id.
-            chunks: tensors of the phase's rollouts and, in an auxiliary phase, π_old, by name.
+            state: result of `state_dict`; it holds the run's id as well.
+            chunks: tensors that a checkpoint has in files of their own, by the chunk's name:
+                rollouts of the phase and, in an auxiliary phase, π_old.
             same_episodes: whether the environments were restored to the same episodes.
 
         Raises:

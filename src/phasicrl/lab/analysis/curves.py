@@ -121,7 +121,7 @@ class LabeledRun(NamedTuple):
     Attributes:
         config: configuration of the run.
         task: environment of the run.
-        experiment: name of the configuration, without the digest of a sweep's.
+        experiment: name of the configuration; a sweep's trials have it without their digest.
         label: see `label_configs`.
     """
 
@@ -132,7 +132,7 @@ class LabeledRun(NamedTuple):
 
 
 def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that have data, with those of its trials in place of a sweep's.
+    """Return the run directories that have data; a sweep is replaced by its trials.
 
     A warning names runs and trials without data.
 

@@ -209,12 +209,13 @@ def _make_collapse_check(fraction: float, title: str, remedy: Callable[[Config],
     It holds in the first quarter of the run, or in all of a run that does not improve.
     """
 
-    def check_collapse(values: Array, config: Config, improves: bool) -> Finding | None:
-        end = max(1, len(values) // 4) if improves else len(values)
-        last = float(values[end - 1])
-        if values.min() < 0 or last >= fraction * values[0]:  # differential entropy may be negative
+    def check_collapse(spreads: Array, config: Config, improves: bool) -> Finding | None:
+        end = max(1, len(spreads) // 4) if improves else len(spreads)
+        last = float(spreads[end - 1])
+        # Entropies of densities may be negative.
+        if spreads.min() < 0 or last >= fraction * spreads[0]:
             return None
-        evidence = f"from {values[0]:.3g} to {last:.3g} within {end} of {len(values)} iterations"
+        evidence = f"from {spreads[0]:.3g} to {last:.3g} within {end} of {len(spreads)} iterations"
         return Finding(title, evidence, f"{_suggest_higher_entropy(config)} or {remedy(config)}")
 
     return check_collapse

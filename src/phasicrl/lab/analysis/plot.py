@@ -116,12 +116,12 @@ def prepare_stem(output: Path) -> Path:
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
 
-def write_csv(stem: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+def write_csv(stem: Path, column_names: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
     """Write a table; escape texts that a spreadsheet would read as formulas."""
     path = stem.with_name(stem.name + ".csv")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow(column_names)
         for row in rows:
             writer.writerow(
                 f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_PREFIXES) else cell
