@@ -388,9 +388,12 @@ def test_results_speak_of_100_episodes_where_there_were_as_many(tmp_path: Path) 
         assert [x for x in run.format_results().items() if "episodes" in x[0]] == [expected]
 
 
-def test_a_finished_run_resumes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("saved", [CheckpointConfig(), EVERY_ITERATION], ids=["end", "iteration"])
+def test_a_finished_run_resumes_nothing(
+    saved: CheckpointConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is written, not even a file of TensorBoard's; and it says so."""
-    on = {"log.tensorboard": True, "log.epochs": True, "log.console": "plain"}
+    on = {"log.tensorboard": True, "log.epochs": True, "log.console": "plain", "checkpoint": saved}
     on_end: Any = lambda self, run: run.log({"own/test": 1.0})  # noqa: E731
     callbacks = type("Mine", (Callbacks,), {"on_end": on_end})()
     run = train(tiny(tmp_path).with_updates(on), make_env=corridor, callbacks=callbacks)
