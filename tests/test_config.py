@@ -430,10 +430,11 @@ def test_a_group_and_one_of_its_options_change_together() -> None:
 
 
 def test_names_of_other_trainers_lead_to_our_options() -> None:
-    assert {*SYNONYMS.values()} <= get_defaults().keys()
+    assert {*"+".join(SYNONYMS.values()).split("+")} <= get_defaults().keys()
     ppo, config, env = cast(Any, (PPOConfig, Config, EnvConfig))
     for name, path in {"lr": "ppo.learning_rate", "n_envs": "env.num_envs", "gama": "ppo.gamma",
-                       "num_envs": "env.num_envs"}.items():  # fmt: skip
+                       "num_envs": "env.num_envs",
+                       "n_epochs": "ppo.policy_epochs' or 'ppo.value_epochs"}.items():  # fmt: skip
         for make in (
             lambda name=name: ppo(**{name: 1}),
             lambda name=name: config(**{name: 1}),

@@ -257,8 +257,8 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         maker: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         parameters = inspect.signature(maker).parameters.values()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        given = f"make_env is {options.make_env!r}"
-        raise ValueError(f"{given}; expected MODULE:FUNCTION ({error})") from error
+        text = f"make_env is {options.make_env!r}; expected MODULE:FUNCTION, such as envs:MyEnv"
+        raise ValueError(f"{text} ({error})") from error
     required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     return {"make_vector_env" if required else "make_env": maker}, rest
 
@@ -430,7 +430,7 @@ def _resume(words: list[str]) -> None:
     from phasicrl.algorithm import resume
     from phasicrl.system.signals import handle_preemption
 
-    if changes := [word for word in words if re.match(r"--\w+\.", word)]:
+    if changes := [word for word in words if re.match(r"--(\w+\.|seed|name|init|stop)", word)]:
         same = "Change config.json and add --accept-config-changes"
         new = "or start a new run with `phasicrl train --from RUN --init-from RUN`"
         raise ValueError(f"resume has {changes[0]}; expected no option of the run. {same}, {new}")

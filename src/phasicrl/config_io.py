@@ -171,16 +171,16 @@ def escape_control_chars(text: str) -> str:
 
 
 _WORDS = """
-ppo.policy_epochs=n_epochs,num_epochs,epochs,update_epochs ppo.clip=clip_range,clip_coef,clip_param
-total_env_steps=num_timesteps,n_timesteps,timesteps ppo.advantage_norm=norm_adv,normalize_advantage
+ppo.policy_epochs+ppo.value_epochs=n_epochs,num_epochs,epochs,update_epochs env.num_envs=n_envs
+ppo.clip=clip_range,clip_coef,clip_param ppo.advantage_norm=norm_adv,normalize_advantage
+total_env_steps=num_timesteps,n_timesteps,timesteps evaluation.film=capture_video ppo.gamma=discount
 evaluation.every_iterations=eval_freq,eval_every ppo.num_minibatches=batch_size,minibatch_size
 ppo.value_clip=clip_range_vf,clip_vloss obs_norm.statistics=normalize_obs model.memory=lstm,use_rnn
 checkpoint.every_iterations=save_freq aux.num_minibatches=aux.batch_size compute.device=cuda,no_cuda
 ppo.schedule=anneal_lr,lr_schedule log.wandb=track,wandb_project_name env.options=max_episode_steps
 model.hidden_sizes=net_arch ppo.schedule_kl=desired_kl aux.learning_rate=aux.lr ppo.learning_rate=lr
 env.id=env,env_name,env.name ppo.value_coef=vf_coef model.encoder=policy aux.epochs=aux.n_epochs
-ppo.num_steps=n_steps env.num_envs=n_envs log.console=verbose output_dir=log_dir ppo.gamma=discount
-evaluation.film=capture_video
+ppo.num_steps=n_steps log.console=verbose output_dir=log_dir
 """
 SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for name in by.split(",")}
 """Paths of options by their names in other trainers."""
@@ -195,9 +195,9 @@ def format_hint(given: str, known: Iterable[str], shown: Mapping[str, str] | Non
     names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
     word = given.lower().lstrip("-").replace("-", "_")
     end = word.rpartition(".")[2]
-    path = SYNONYMS.get(word, SYNONYMS.get(end, ""))
-    in_group = word.removesuffix(end) + path.rpartition(".")[2]
-    matches = [name for name in (in_group, path) if name in names][:1]
+    paths = SYNONYMS.get(word, SYNONYMS.get(end, "")).split("+")
+    in_group = [word.removesuffix(end) + path.rpartition(".")[2] for path in paths]
+    matches = [name for name in in_group if name in names] or [x for x in paths if x in names]
     matches = matches or [name for name in names if f".{name}".endswith(f".{end}")][:1]
     matches = matches or sorted((name for name in names if name.startswith(word)), key=len)[:2]
     matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=0.6)

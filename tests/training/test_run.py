@@ -319,11 +319,15 @@ def test_schedules_and_phases_count_steps_after_another_size_of_a_batch(
     assert phases == ([] if aux is None else list(range(2, len(rows), 2)))
 
 
-def test_a_run_stops_at_a_return_of_100_episodes_and_continues_with_another(tmp_path: Path) -> None:
-    config = tiny(tmp_path, total_env_steps=1600).with_updates({"stop_at_return": 0.0})
+def test_a_run_stops_at_a_return_of_100_episodes_and_continues_with_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = {"stop_at_return": 0.0, "log.console": "plain"}
+    config = tiny(tmp_path, total_env_steps=1600).with_updates(stop)
     run = train(config, make_env=corridor)
     episodes = np.cumsum([row["charts/num_episodes"] for row in run.files.metrics()])
     assert episodes[-2] < 100 <= episodes[-1] and run.env_steps < 1600
+    assert capsys.readouterr().out.count("stop_at_return 0 is reached") == 1
     run.files.write_config(config.with_updates({"stop_at_return": 1.1}))
     assert resume(run.directory, make_env=corridor).env_steps == 1600
 

@@ -13,7 +13,6 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.checks import (
     MASK,
-    REMEDY,
     Invalid,
     check_tuple,
     close_env,
@@ -261,7 +260,7 @@ class TensorVectorEnv:
             raise EnvError(
                 f"{self.name}: {call} returned, up to step {self._num_steps}, an observation or "
                 "reward that is not finite or outside its space, or a mask that allows nothing; "
-                f"{REMEDY}"
+                "repair the simulator"
             )
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -164,7 +164,7 @@ class PartsEncoder(nn.Module):
         self.non_image_parts = [(path, part) for path, part in leaves(space) if not is_image(part)]
         if (config.encoder == "mlp") == bool(images):
             given = f"model.encoder is {config.encoder}, and observation_space is {space}"
-            rule = "impala or nature for images (uint8, three axes), mlp without any"
+            rule = "impala or nature for images (uint8, three axes), mlp where there are none"
             raise ValueError(f"{given}; expected {rule}")
         init = Initializer(config.init, generator)
         cnns = [CNNS[config.encoder](tuple(x.shape or ()), config, generator) for _, x in images]

@@ -59,7 +59,7 @@ def fill_user_objects_with_none(
                 hint = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
             raise TypeError(f"{name} is given; expected {', '.join(names)}{hint}")
         if value is not None and name != "callbacks" and not callable(value):
-            raise ValueError(f"{name} is {value!r}; expected a function")
+            raise ValueError(f"{name} is {value!r}; expected a function or a class")
     return {**dict.fromkeys(names), **given}
 
 
@@ -355,7 +355,7 @@ class RunDirectory:
         if refused and not accept:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
-                "; expected no changes. Restore it, or set accept_config_changes"
+                "; expected no changes. Restore it, or accept them (--accept-config-changes)"
             )
         return [*changes.values()]
 

@@ -62,7 +62,7 @@ class TrainedAgent:
         num_envs = len(self._first) if self.network.state_size else 0
         if (num_envs and flags.ndim and flags.size != num_envs) or not np.isin(flags, (0, 1)).all():
             rule = f"True or False, or one for each of {num_envs or 'B'} environments"
-            raise ValueError(f"done is {done!r}; expected {rule}")
+            raise ValueError(f"done is {done!r}; expected {rule}. reset() is for all")
         ended = torch.from_numpy(flags.astype(bool).reshape(-1)[:num_envs])
         self._first = self._first[:0] if done is True or not num_envs else self._first | ended
 

@@ -34,7 +34,8 @@ def _list_env_requirements(config: Config, envs: VectorEnv, backend: str) -> lis
     return [
         (backend in ("procgen", "envpool"), "an EnvPool environment", "env.num_threads"),
         (backend in ("gymnasium", "own"), "Gymnasium", "env.vectorization env.max_restarts"),
-        (backend not in ("own", "vector"), "an environment's id", "env.options."),
+        (backend not in ("own", "vector"), "an env.id, such as gymnasium:MODULE:FUNCTION",
+         "env.options."),
         (backend == "procgen", "a Procgen game",
          "env.distribution env.num_levels evaluation.levels"),
         (any(map(is_image, parts)), "images of bytes", "compute.micro_batch"),

@@ -80,7 +80,7 @@ def export_policy(
 ) -> ExportedPolicy:  # fmt: skip
     """Write the policy of a run as a file that other tools can run.
 
-    The file includes normalization, masks, memory and the conversion of actions; `AgentGraph`
+    The file includes normalization, masks, memory and the conversion of actions; docs/export.md
     describes inputs and outputs.
 
     Args:
