@@ -257,8 +257,8 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         maker: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         parameters = inspect.signature(maker).parameters.values()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        text = f"make_env is {options.make_env!r}; expected MODULE:FUNCTION, such as envs:MyEnv"
-        raise ValueError(f"{text} ({error})") from error
+        given = f"make_env is {options.make_env!r}"
+        raise ValueError(f"{given}; expected MODULE:FUNCTION, as envs:MyEnv ({error})") from error
     required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     return {"make_vector_env" if required else "make_env": maker}, rest
 
