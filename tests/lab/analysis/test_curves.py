@@ -85,6 +85,8 @@ PHASES = [{"aux": AuxConfig(epochs=epochs)} for epochs in (0, 6)]
         ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-4", "demo, lr 1e-3"]),
         ([{"name": "a-1718000000"}, {"name": "a-01234abcde"}], ["a-1718000000", "a-01234abcde"]),
         (RATES, ["lr 1e-4", "lr 1e-3"]),
+        ([{"ppo": PPOConfig(learning_rate=1e-3 + 1e-10)}, RATES[1]], ["lr 1e-4", "lr 1e-3"]),
+        ([{"ppo": PPOConfig(clip=1 / 3)}, {}], ["clip 0.2", "clip 0.333333"]),
         (PHASES, ["aux.epochs 0", "aux.epochs 6"]),
         ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
         ([{}, {"total_env_steps": 1000}], ["demo"]),

@@ -272,11 +272,12 @@ def _read_points(run: Path, metric: str) -> Points:
 
 
 def format_setting(path: str, value: Any) -> str:
-    """Format an option and its value for a label: `clip 0.1`, `lr 3e-4`."""
-    text = format_value(value)
-    if isinstance(value, float) and 0 < abs(value) < 0.01:
-        text = np.format_float_scientific(value, trim="-", exp_digits=1)
-    return f"{path.removeprefix('ppo.').replace('learning_rate', 'lr')} {text}"
+    """Format an option and its value, to six digits, for a label: `clip 0.1`, `lr 3e-4`."""
+    if isinstance(value, float):
+        value = float(f"{value:.6g}")
+        if 0 < abs(value) < 0.01:
+            value = np.format_float_scientific(value, trim="-", exp_digits=1)
+    return f"{path.removeprefix('ppo.').replace('learning_rate', 'lr')} {format_value(value)}"
 
 
 def make_digest(config: Config) -> str:
@@ -333,6 +334,5 @@ def read_labeled_runs(runs: Sequence[Path]) -> dict[Path, LabeledRun]:
     """Read the experiments of runs, labeled and sorted as by `label_configs`."""
     configs = {run: RunDirectory(run).config for run in runs}
     tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
-    labels = label_configs(configs, tasks)
     return {run: LabeledRun(configs[run], tasks[run], get_experiment_name(configs[run]), label)
-            for run, label in labels.items()}  # fmt: skip
+            for run, label in label_configs(configs, tasks).items()}  # fmt: skip
