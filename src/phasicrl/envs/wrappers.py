@@ -89,6 +89,8 @@ class HeuristicMask(_VectorEnvWrapper):
         env_steps: number of steps so far, summed over the environments.
     """
 
+    action_mask: Tensor | None
+
     def __init__(
         self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0
     ) -> None:

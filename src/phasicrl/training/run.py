@@ -247,9 +247,8 @@ class Run:
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
             self.snapshot_and_maybe_save()
-        goal, episodes = self.config.stop_at_return, self.collector.episodes
-        mean = episodes.recent_mean_return
-        if is_solved := goal is not None and episodes.is_full and mean >= goal:
+        goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
+        if is_solved := goal is not None and self.collector.episodes.is_full and mean >= goal:
             self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:.5g}")
         return self.world.all_reduce_any(is_solved or any(answers))
 
