@@ -430,8 +430,8 @@ def _resume(words: list[str]) -> None:
     from phasicrl.algorithm import resume
     from phasicrl.system.signals import handle_preemption
 
-    if changes := [word for word in words if re.match(r"--(\w+\.|seed|name|init|stop)", word)]:
-        same = "Change config.json and add --accept-config-changes"
+    if changes := [word for word in words if re.match(r"--(\w+\.|seed|stop)", word)]:
+        same = "Change config.json (not its seed) and add --accept-config-changes"
         new = "or start a new run with `phasicrl train --from RUN --init-from RUN`"
         raise ValueError(f"resume has {changes[0]}; expected no option of the run. {same}, {new}")
     with handle_preemption():

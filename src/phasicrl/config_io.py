@@ -201,8 +201,7 @@ def format_hint(given: str, known: Iterable[str], shown: Mapping[str, str] | Non
     matches = matches or [name for name in names if f".{name}".endswith(f".{end}")][:1]
     matches = matches or sorted((name for name in names if name.startswith(word)), key=len)[:2]
     matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    found = [names[name] for name in matches]
-    texts = [repr(shown[name] if shown else name) for name in found]
+    texts = [repr(shown[names[x]] if shown else names[x]) for x in matches]
     return f" (did you mean {' or '.join(texts)}?)" if matches else ""
 
 

@@ -29,7 +29,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("training/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
     ("envs/bridge.py", "self._lengths[ended] = 0", "pass", RESUME),
-    ("runs/metrics.py", "self._file.truncate(end)", "pass", "tests/runs/test_metrics.py"),
+    ("runs/metrics.py", "self._file.truncate(self.size)", "pass", "tests/runs/test_metrics.py"),
     ("runs/checkpoint.py", "os.replace(temporary, final)",
      "shutil.copytree(temporary, final)", SAVE),
     ("runs/checkpoint.py", "                fsync_path(folder)\n", "", SAVE),

@@ -355,7 +355,7 @@ class RunDirectory:
         if refused and not accept:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
-                "; expected no changes. Restore it, or accept them (--accept-config-changes)"
+                "; expected no changes. Restore it, or set accept_config_changes"
             )
         return [*changes.values()]
 

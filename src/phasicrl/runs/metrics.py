@@ -225,7 +225,7 @@ class _RowFile:
 
     Args:
         path: path of the file.
-        size: size at the checkpoint, to which the first row truncates it; None for a new run.
+        size: size at the checkpoint, to which the file is truncated; None for a new run.
 
     Attributes:
         size: size of all rows in bytes, including waiting ones.
@@ -235,6 +235,8 @@ class _RowFile:
         self._path, self._waiting = path, b""
         self._file = path.open("xb" if size is None else "ab", buffering=0)
         self.size = size or 0
+        if self.size < path.stat().st_size:
+            self._file.truncate(self.size)
 
     def write(self, row: bytes) -> None:
         """Append a row, without a buffer in this process.
@@ -246,8 +248,6 @@ class _RowFile:
         if not self._path.exists():
             text = f"the run directory {self._path.parent} was removed, moved or unmounted"
             raise ValueError(f"{text}; expected one that stays. Restore it and resume the run")
-        if row and (end := self.size - len(self._waiting)) < self._path.stat().st_size:
-            self._file.truncate(end)  # only now: a finished run that is resumed stays as it is
         self._waiting += row
         self.size += len(row)
         while self._waiting:

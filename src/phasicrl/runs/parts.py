@@ -22,7 +22,7 @@ OLD_POLICY_PREFIX = "old-policy"
 
 
 def select_state_to_save(state: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return what this process saves of a run's state: rank 0 all, others what is their own."""
+    """Return what this process saves of a run's state; rank 0 has what is equal in all."""
     if world.is_first:
         return state
     return state | {"learner": {"generator": state["learner"]["generator"]}}

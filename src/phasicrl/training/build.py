@@ -159,6 +159,7 @@ def restore_run(
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
             objects["callbacks"] = None
+            tree["log"]["bytes"] = {x.name: x.stat().st_size for x in directory.glob("*.jsonl")}
         run, remark = _build_run(config, objects, world, signals, resources, lambda: files, tree)
         try:
             run.load_state_dict(*part, same_episodes=not remark)

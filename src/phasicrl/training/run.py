@@ -249,7 +249,7 @@ class Run:
             self.snapshot_and_maybe_save()
         goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
         if is_solved := goal is not None and self.collector.episodes.is_full and mean >= goal:
-            self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:.5g}")
+            self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:g}")
         return self.world.all_reduce_any(is_solved or any(answers))
 
     def _write_metrics(self) -> None:

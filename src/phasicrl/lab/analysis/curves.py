@@ -272,9 +272,9 @@ def _read_points(run: Path, metric: str) -> Points:
 
 
 def format_setting(path: str, value: Any) -> str:
-    """Format an option and its value, to six digits, for a label: `clip 0.1`, `lr 3e-4`."""
+    """Format an option and its value, to float32's seven digits: `clip 0.1`, `lr 3e-4`."""
     if isinstance(value, float):
-        value = float(f"{value:.6g}")
+        value = float(f"{value:.7g}")
         if 0 < abs(value) < 0.01:
             value = np.format_float_scientific(value, trim="-", exp_digits=1)
     return f"{path.removeprefix('ppo.').replace('learning_rate', 'lr')} {format_value(value)}"
