@@ -119,7 +119,7 @@ def test_every_part_stays_within_its_limit():
         "file of options": count(PACKAGE / "config.py"),
         "largest other file": max(count(path) for path in SOURCES if path.name != "config.py"),
         "tests": count(*(ROOT / "tests").rglob("*.py")),
-        "benchmarks + tools": 4_739,
+        "benchmarks + tools": count(*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tools/**/*.py")),
         "words of docs": sum(len(text.split()) for text in written),
         "lines of README": len(written[0].splitlines()),
     }
