@@ -3,7 +3,7 @@
 usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 111 112 …] [--jobs 2]
 
 The largest batch has the options below; smaller ones have fewer environments. With the rules
-of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
+of `scale_batch` and an averaged proximal policy, returns at the same number of environment steps
 should agree; with the same options at every size, and PPO's proximal policy, they should not. The
 file has a row for each tenth of a run; runs that it has are not repeated. Returns are those of
 16 episodes that are not trained on: of episodes in training the short ones end first, the more so

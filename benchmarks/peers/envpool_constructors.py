@@ -6,8 +6,8 @@ Finished ones are reset at once, by mask, as the original does.
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+ROOT = Path(__file__).parents[2]
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
@@ -23,27 +24,6 @@ def install() -> None:
     module: Any = types.ModuleType("procgen")
     module.ProcgenEnv = procgen_env
     sys.modules["procgen"] = module
-
-
-def native() -> Any:
-    """Import the one file of phasicrl that finds EnvPool's system libraries.
-
-    It depends on nothing.
-    """
-    path = Path(__file__).parents[2] / "src" / "phasicrl" / "envs" / "native.py"
-    spec = importlib.util.spec_from_file_location("phasicrl_native", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _reset_ended(pool: Any, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Reset ended episodes, and return their first observations."""
-    if done.any():
-        first, _ = pool.reset(options={"reset_mask": done})
-        obs[done] = first
-    return obs
 
 
 def procgen_env(
@@ -55,9 +35,10 @@ def procgen_env(
     """
     import gym
 
-    libraries = native()  # before EnvPool is imported
-    libraries.load_graphics_libraries()
-    libraries.load_qt()
+    # Before EnvPool is imported; the file depends on nothing.
+    libraries = runpy.run_path(str(ROOT / "src" / "phasicrl" / "envs" / "native.py"))
+    libraries["load_graphics_libraries"]()
+    libraries["load_qt"]()
     import envpool
 
     pool = envpool.make_gymnasium(
@@ -80,12 +61,9 @@ def procgen_env(
         ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
             obs, reward, terminated, truncated, _ = pool.step(action.astype(np.int32))
             done = terminated | truncated
-            return (
-                {"rgb": _reset_ended(pool, obs, done)},
-                reward,
-                done,
-                [{} for _ in range(len(done))],
-            )
+            if done.any():
+                obs[done], _ = pool.reset(options={"reset_mask": done})
+            return {"rgb": obs}, reward, done, [{} for _ in done]
 
     env = ProcgenEnv()
     env.num_envs = num_envs

@@ -15,7 +15,7 @@ import numpy as np
 from references.cases import Case
 from references.playback import Player, played
 from references.quantities import Arrays, Quantities
-from references.substitute import folder_of, fresh_import, importing, invented, torch_and_numpy
+from references.substitute import fresh_import, importing, invented, packages_in, torch_and_numpy
 
 PACKAGES = ("baselines", "baselines.common", "baselines.common.vec_env", "baselines.ppo2")
 
@@ -29,7 +29,7 @@ class Side:
     """
 
     def __init__(self, path: Path, precision: str) -> None:
-        folders = {name: folder_of(name, str(path.joinpath(*name.split(".")))) for name in PACKAGES}
+        folders = packages_in(path, PACKAGES)
         substitutes = folders | {
             "tensorflow": invented("tensorflow"),
             "baselines.common.tf_util": invented("tf_util", get_session=None),

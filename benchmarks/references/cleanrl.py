@@ -31,38 +31,20 @@ from references.substitute import (
 )
 
 
-class SameStep:
-    """`gymnasium.vector.SyncVectorEnv` of the Gymnasium that CleanRL pins.
+class SameStep(gymnasium.vector.SyncVectorEnv):
+    """Vector environment as in the Gymnasium that CleanRL pins.
 
-    An ended environment is reset in the same step.
+    An ended environment is reset in the same step; infos, which have another form, are left out.
     """
 
     def __init__(self, makers: list[Any], player: Player) -> None:
-        self.envs, self.player = [make() for make in makers], player
-        self.single_observation_space, self.single_action_space = (
-            self.envs[0].observation_space,
-            self.envs[0].action_space,
-        )
+        super().__init__(makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+        self.player = player
 
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        return np.stack([env.reset()[0] for env in self.envs]), {}
-
-    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+    def step(self, actions: np.ndarray) -> Any:
         self.player.step()
-        obs, *rest = zip(
-            *(self._step(env, action) for env, action in zip(self.envs, actions, strict=True)),
-            strict=True,
-        )
-        return np.stack(obs), *(np.array(part) for part in rest), {}
-
-    @staticmethod
-    def _step(env: Any, action: Any) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, _ = env.step(action)
-        if terminated or truncated:
-            obs, _ = env.reset()
-        return obs, float(reward), terminated, truncated
-
-    def close(self) -> None: ...
+        *result, _ = super().step(actions)
+        return *result, {}
 
 
 def gym_env(player: Player) -> Any:

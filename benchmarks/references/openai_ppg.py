@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +87,6 @@ class Alone:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def bcast(self, value: Any, root: int = 0) -> Any:
-        return value
-
     def Allreduce(self, given: np.ndarray, result: np.ndarray, **_: Any) -> None:  # MPI's name
         np.copyto(result, given)
 
@@ -121,10 +117,8 @@ class Environments:
 
     def act(self, action: np.ndarray) -> None:
         n = self.player.step()
-        self.reward, self.first = (
-            self.player.recording.reward[n].astype(self.precision),
-            self.player.recording.ended[n],
-        )
+        self.reward = self.player.recording.reward[n].astype(self.precision)
+        self.first = self.player.recording.ended[n]
 
     def get_info(self) -> list[dict[str, Any]]:
         return [{} for _ in range(self.num)]
@@ -145,12 +139,10 @@ class Side:
         substitutes = mpi() | {
             "gym3": invented("gym3", Wrapper=Wrapper, types=types),
             "gym3.types": types,
-        }
-        substitutes |= {"procgen": invented("procgen", ProcgenGym3Env=None)}
-        substitutes |= {
+            "procgen": invented("procgen", ProcgenGym3Env=None),
             "torch": torch_and_numpy(
                 precision, of_torch={"randperm": self._order, "has_cuda": False}
-            )["torch"]
+            )["torch"],
         }
         with patch.object(sys, "path", [str(path), *sys.path]):
             names = ("train", "ppg", "ppo", "torch_util", "log_save_helper")
@@ -175,7 +167,7 @@ class Side:
         """
         self.orders = [self._in_their_numbers(order, case, turned=turned) for order in orders]
         environments = Environments(Player(case.experience()), self.precision)
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             for context in (
                 draws_given(environments.player.action),

@@ -37,7 +37,6 @@ class Side:
         self.algorithm, self.phases, self.presets, self.build, self.distributions = (
             fresh_import(f"phasicrl.{name}", {"torch": torch_}) for name in names
         )
-        self.connect_ranks = self.algorithm.connect_ranks
         if mistake := float(os.environ.get(MISTAKE, "0")):
             right = self.phases.objectives.value_loss
             self.phases.objectives.value_loss = lambda *values, **options: (
@@ -78,7 +77,7 @@ class Side:
             tempfile.TemporaryDirectory() as folder,
             losses_noted() as losses,
             patch.object(torch, "randperm", noted),
-            self.connect_ranks(device="cpu", timeout=300) as world,
+            self.algorithm.connect_ranks(device="cpu", timeout=300) as world,
         ):
             changes["output_dir"] = world.broadcast_object(folder)
             config = self.presets.get_preset(case.preset).with_updates(changes | dict(case.changes))

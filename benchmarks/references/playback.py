@@ -41,16 +41,11 @@ class Recording:
         return self.terminated | self.truncated
 
 
-PICTURE, SCREEN, VECTOR = (
-    gym.spaces.Box(0, 255, (32, 32, 3), np.uint8),
-    gym.spaces.Box(0, 255, (1, 84, 84), np.uint8),
-    gym.spaces.Box(-10, 10, (7,), np.float32),
-)
-BUTTONS, FEW, FORCES = (
-    gym.spaces.Discrete(15),
-    gym.spaces.Discrete(3),
-    gym.spaces.Box(-2, 2, (3,), np.float32),
-)
+PICTURE = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8)
+SCREEN = gym.spaces.Box(0, 255, (1, 84, 84), np.uint8)
+VECTOR = gym.spaces.Box(-10, 10, (7,), np.float32)
+BUTTONS, FEW = gym.spaces.Discrete(15), gym.spaces.Discrete(3)
+FORCES = gym.spaces.Box(-2, 2, (3,), np.float32)
 
 
 def record(
@@ -79,7 +74,7 @@ def record(
     """
     random = np.random.default_rng(seed)
     observation, action = spaces
-    shape = (num_steps + 1, num_envs, *(observation.shape or ()))
+    size, shape = (num_steps, num_envs), (num_steps + 1, num_envs, *(observation.shape or ()))
     if observation is SCREEN:
         obs, final = (random.integers(0, 256, shape, np.uint8) for _ in range(2))
     elif observation.dtype == np.uint8:
@@ -87,23 +82,16 @@ def record(
     else:
         obs, final = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     # Sparse and of different sizes, as rewards are.
-    reward = (random.random((num_steps, num_envs)) < 0.4) * random.exponential(
-        2, (num_steps, num_envs)
-    )
-    terminated, truncated = (
-        random.random((num_steps, num_envs)) < 0.1,
-        np.zeros((num_steps, num_envs), bool),
-    )
+    reward = (random.random(size) < 0.4) * random.exponential(2, size)
+    terminated, truncated = random.random(size) < 0.1, np.zeros(size, bool)
     if ends == "both":
-        truncated = ~terminated & (random.random((num_steps, num_envs)) < 0.05)
+        truncated = ~terminated & (random.random(size) < 0.05)
     if ends == "limit":
         terminated, truncated = _limited(terminated, limit, rollout)
     if isinstance(action, gym.spaces.Discrete):
-        actions = random.integers(0, action.n, (num_steps, num_envs))
+        actions = random.integers(0, action.n, size)
     else:
-        actions = random.standard_normal((num_steps, num_envs, *(action.shape or ()))).astype(
-            np.float32
-        )
+        actions = random.standard_normal((*size, *(action.shape or ()))).astype(np.float32)
     mask = None
     if masked:
         choices = np.arange(action.n)  # type: ignore[attr-defined]  # it is discrete

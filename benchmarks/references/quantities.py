@@ -100,13 +100,8 @@ def matched(
     found: dict[str, str] = {}
     ours = list(ours)
     for beginning, others in names.items():
-        mine = [name for name in ours if name == beginning or name.startswith(f"{beginning}.")]
-        them = [
-            name
-            for other in others
-            for name in theirs
-            if name == other or name.startswith(f"{other}.")
-        ]
+        mine = [name for name in ours if f"{name}.".startswith(f"{beginning}.")]
+        them = [x for other in others for x in theirs if f"{x}.".startswith(f"{other}.")]
         if mine and len(mine) != len(them):
             raise ValueError(
                 f"{beginning} has {len(mine)} parameters here, "

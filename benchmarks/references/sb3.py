@@ -6,6 +6,7 @@ program.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -34,15 +35,10 @@ class Side:
     def __init__(self, path: Path, precision: str) -> None:
         self.precision = precision
         self.orders: list[np.ndarray] = []
-        for name in (
-            "pandas",
-            "matplotlib.pyplot",
-            "torch.utils.tensorboard",
-        ):  # what they import is not substituted for others
-            try:
+        # What these import is not substituted for others.
+        for name in ("pandas", "matplotlib.pyplot", "torch.utils.tensorboard"):
+            with suppress(ImportError):
                 fresh_import(name, {})
-            except ImportError:
-                continue
         random = stand_in(np.random, permutation=lambda number: self.orders.pop(0))
         substitutes = torch_and_numpy(precision, of_numpy={"random": random})
         self.kinds = {
@@ -50,7 +46,6 @@ class Side:
             "MaskablePPO": fresh_import("sb3_contrib.ppo_mask.ppo_mask", substitutes).MaskablePPO,
         }
         self.vec_env = fresh_import("stable_baselines3.common.vec_env", substitutes)
-        self.policy = fresh_import("stable_baselines3.common.on_policy_algorithm", substitutes)
 
     def quantities(
         self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool

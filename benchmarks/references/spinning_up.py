@@ -20,10 +20,10 @@ from references.playback import Player
 from references.quantities import Arrays, Quantities
 from references.substitute import (
     draws_given,
-    folder_of,
     fresh_import,
     invented,
     optimizers_noted,
+    packages_in,
     torch_and_numpy,
 )
 
@@ -44,9 +44,6 @@ class Logger:
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **options: None
 
-    def dump_tabular(self) -> None:
-        """Do nothing at the end of an iteration; patched to record it."""
-
 
 class Environment:
     """A recording with gym's old interface, which is reset by whoever steps it."""
@@ -54,10 +51,8 @@ class Environment:
     def __init__(self, player: Player) -> None:
         self.player = player
         self.observation_space, self.action_space = player.recording.spaces
-        self._ended = False
 
     def reset(self) -> np.ndarray:
-        self._ended = False
         return self.player.seen()[0]
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, dict[str, Any]]:
@@ -76,14 +71,9 @@ class Side:
     """
 
     def __init__(self, path: Path, precision: str) -> None:
-        self.precision = precision
         logx = invented("spinup.utils.logx", EpochLogger=Logger)
-        substitutes = (
-            mpi() | torch_and_numpy(precision) | {"gym": gymnasium, "gym.spaces": gymnasium.spaces}
-        )
-        substitutes |= {
-            name: folder_of(name, str(path.joinpath(*name.split(".")))) for name in PACKAGES
-        } | {"spinup.utils.logx": logx}
+        substitutes = mpi() | torch_and_numpy(precision) | packages_in(path, PACKAGES)
+        substitutes |= {"gym": gymnasium, "gym.spaces": gymnasium.spaces, "spinup.utils.logx": logx}
         import scipy.signal  # noqa: F401  # before NumPy is substituted
 
         self.ppo = fresh_import("spinup.algos.pytorch.ppo.ppo", substitutes)
@@ -126,21 +116,19 @@ class Side:
             mean, std = moments(values)
             return mean, std if case.as_it_is else std + 1e-8
 
+        def after(logger: Any) -> None:
+            found.put_state(iterations[-1], weights, start, {"policy": adams}, "policy phase")
+
         with (
             draws_given(player.action),
             patch.object(self.ppo, "mpi_statistics_scalar", with_epsilon),
             optimizers_noted() as adams,
             patch.object(self.ppo.PPOBuffer, "get", watched),
+            patch.object(Logger, "dump_tabular", after, create=True),  # the end of an iteration
             patch("builtins.print"),
         ):
-
-            def after(logger: Any) -> None:
-                found.put_state(iterations[-1], weights, start, {"policy": adams}, "policy phase")
-
-            with patch.object(Logger, "dump_tabular", after):
-                self.ppo.ppo(
-                    lambda: Environment(player), actor_critic=Given, steps_per_epoch=case.num_steps,
-                    epochs=case.iterations,
-                    max_ep_len=case.recording["limit"], **case.settings,
-                )  # fmt: skip
+            self.ppo.ppo(
+                lambda: Environment(player), actor_critic=Given, steps_per_epoch=case.num_steps,
+                epochs=case.iterations, max_ep_len=case.recording["limit"], **case.settings,
+            )  # fmt: skip
         return found

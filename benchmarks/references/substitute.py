@@ -10,7 +10,8 @@ import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,24 +26,20 @@ def stand_in(module: Any, **changes: Any) -> Any:
     other.__dict__.update(
         {"__getattr__": lambda name: getattr(module, name), "__spec__": module.__spec__}, **changes
     )
-    if hasattr(module, "__path__"):
-        other.__path__ = module.__path__
     return other
 
 
 def invented(name: str, **names: Any) -> Any:
     """Return a package in place of one that is not installed."""
     module: Any = types.ModuleType(name)
-    module.__dict__.update(names)
-    module.__path__ = []
+    module.__dict__.update({"__path__": []} | names)
     return module
 
 
-def folder_of(name: str, path: str) -> Any:
-    """Return the package at a path, without running its `__init__`."""
-    module: Any = types.ModuleType(name)
-    module.__path__ = [path]
-    return module
+def packages_in(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Return packages of a repository, without running their `__init__`."""
+    places = {name: str(path.joinpath(*name.split("."))) for name in names}
+    return {name: invented(name, __path__=[place]) for name, place in places.items()}
 
 
 @contextlib.contextmanager
@@ -66,12 +63,9 @@ def torch_and_numpy(
     of_numpy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return PyTorch and NumPy for a program; in float64 its `float32` has 64 bits."""
-    double = precision == "float64"
     return {
-        "torch": stand_in(
-            torch, **({"float32": torch.float64} if double else {}), **(of_torch or {})
-        ),
-        "numpy": stand_in(np, **({"float32": np.float64} if double else {}), **(of_numpy or {})),
+        "torch": stand_in(torch, float32=getattr(torch, precision), **(of_torch or {})),
+        "numpy": stand_in(np, float32=getattr(np, precision), **(of_numpy or {})),
     }
 
 
