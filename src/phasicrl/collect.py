@@ -87,13 +87,13 @@ class Collector:
         Args:
             rollout: T steps of B environments, written in place.
             updates_obs_norm_before_values: update the observation statistics with this rollout,
-                then compute its values, and any memory states again. All epochs over it also use
+                then compute its values and recompute any memory states. All epochs over it also use
                 the new statistics. Log-probabilities remain those of the policy that acted, so that
                 ratios are importance weights.
 
         Raises:
             MemoryError: memory is exhausted; the message names the option to lower.
-            ValueError: a network has diverged, or images of floats have values as large as bytes.
+            ValueError: a network has diverged, or images of floats have values above 100.
         """
         with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):
             with self.executor.world.sync_errors("a rollout"):

@@ -115,7 +115,7 @@ class _Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig(_Group):
-    """Options of the environments (ours; options marked Procgen apply to its games only)."""
+    """Options of the environments (ours unless noted; Procgen: for its games only)."""
 
     _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
@@ -498,7 +498,7 @@ class RewardNormConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsNormConfig(_Group):
-    """Options of observation normalization; the statistics are part of the weights."""
+    """Options of observation normalization; its statistics are saved as weights."""
 
     _prefix: ClassVar[str] = "obs_norm."
     statistics: Literal["none", Statistics] = "none"
@@ -707,7 +707,7 @@ class Config(_Group):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules that a run imports: `imports`, and that of an id `gymnasium:module:Id`."""
+        """Modules that a run imports: `imports` and M of an id `gymnasium:M:Id`."""
         in_id = re.match(r"gymnasium:(.+):", self.env.id)
         return self.imports + (in_id.groups() if in_id else ())
 
@@ -718,7 +718,7 @@ class Config(_Group):
 
     @property
     def budget(self) -> int:
-        """Step at which run and schedules end: `total_env_steps`, rounded to rollouts by `down`."""
+        """End of run and schedules: `total_env_steps`, or whole rollouts (`budget_rounding`)."""
         rest = self.total_env_steps % self.batch_size if self.budget_rounding == "down" else 0
         return self.total_env_steps - rest
 

@@ -49,7 +49,7 @@ def from_json(options_type: type[T], text: str) -> T:
         ConfigError: fields are unknown (the message suggests names), or values have wrong types.
         ValueError: the text is not JSON, or has another schema number.
     """
-    tree = _parse_object(text, "this")
+    tree = _parse_json_object(text, "this")
     check_and_pop_schema(tree)
     return _from_tree(options_type, tree, "")
 
@@ -102,10 +102,10 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: the file is not a regular one, or holds no JSON object.
         OSError: the file cannot be read.
     """
-    return _parse_object(read_text(path), str(path))
+    return _parse_json_object(read_text(path), str(path))
 
 
-def _parse_object(text: str, name: str) -> dict[str, Any]:
+def _parse_json_object(text: str, name: str) -> dict[str, Any]:
     """Parse a JSON object; `name` is the file's name in errors."""
     try:
         value = json.loads(text)

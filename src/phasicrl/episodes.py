@@ -76,22 +76,22 @@ class EpisodeStatistics:
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of the episodes finished since the last call."""
-        record: dict[str, float] = {"charts/num_episodes": len(self.finished)}
+        metrics: dict[str, float] = {"charts/num_episodes": len(self.finished)}
         if self.finished:
             returns, lengths, _, _, completed = zip(*self.finished, strict=True)
-            record["charts/episodic_return"] = float(np.mean(returns))
-            record["charts/episodic_length"] = float(np.mean(lengths))
+            metrics["charts/episodic_return"] = float(np.mean(returns))
+            metrics["charts/episodic_length"] = float(np.mean(lengths))
             if completed[0] is not None:
-                record["procgen/level_complete"] = float(np.mean(completed))
+                metrics["procgen/level_complete"] = float(np.mean(completed))
         if self._recent:
-            record["charts/episodic_return_100"] = self.recent_mean_return
+            metrics["charts/episodic_return_100"] = self.recent_mean_return
         if self._restarts is not None:
-            record["charts/env_restarts"] = self._restarts
+            metrics["charts/env_restarts"] = self._restarts
             self._restarts = 0
         if self._levels:
-            record["procgen/num_levels_seen"] = len(self._levels)
+            metrics["procgen/num_levels_seen"] = len(self._levels)
         self.finished.clear()
-        return record
+        return metrics
 
     @property
     def is_full(self) -> bool:

@@ -32,7 +32,7 @@ def clip_gradients(
     Networks have separate norms, so that a large value loss does not shrink the policy's step.
 
     Args:
-        networks: gradients of each network, none for one that is not trained, but not of all.
+        networks: gradients by network, empty if it is not trained; at least one is trained.
         max_norm: maximum norm; None clips nothing.
         foreach: whether to use kernels for many tensors, or an operation per tensor, which a
             compiler fuses.

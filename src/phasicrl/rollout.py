@@ -31,7 +31,7 @@ class _Tensors:
         return {name: value for name, value in values.items() if value is not None}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor, and return the results."""
+        """Return a copy with a function applied to every tensor."""
         changed = {name: function(value) for name, value in self.tensors().items()}
         return dataclasses.replace(self, **changed)
 
@@ -72,8 +72,7 @@ class Samples(_Tensors):
 
         The agent must have no memory, on which steps would depend.
         """
-        width = self.state.shape[-1]
-        assert not self.has_memory, f"steps depend on a memory state of width {width}"
+        assert not self.has_memory, f"steps depend on a memory of width {self.state.shape[-1]}"
         steps = self.map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
         return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 
@@ -90,7 +89,7 @@ class Samples(_Tensors):
         Args:
             num_minibatches: number of minibatches, a divisor of the number of segments or
                 transitions.
-            order: permutation from `random_order` with the same unit, `[M]`.
+            order: permutation of all M units from `random_order`, `[M]`.
             unit: unit that is shuffled: whole segments, or transitions.
         """
         samples = self.as_transitions() if unit == "transitions" else self
@@ -111,7 +110,7 @@ class Minibatch(Generic[S]):
     Attributes:
         source: samples that the indices select from.
         index: indices of the sequences of the minibatch, `[M]`.
-        split: whether sequences are then split into steps, `[M·L, 1, …]`.
+        split: whether `select` splits them into steps, `[M·L, 1, …]`.
     """
 
     source: S
@@ -151,7 +150,7 @@ class PolicySamples(Samples):
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySamples(Samples):
-    """Samples of the auxiliary phase, with the parameters of the policy before it."""
+    """Samples of the auxiliary phase, with the policy's distributions before it."""
 
     old_dist_params: Float[Tensor, "S L P"]
     """Parameters of the policy before the phase."""
@@ -205,7 +204,7 @@ class Rollout(_Tensors):
     def policy_samples(
         self, advantage: Float[Tensor, "B T"], weight: Float[Tensor, "B T"] | None = None
     ) -> PolicySamples:
-        """Return the samples of the policy phase for these advantages and weights."""
+        """Return the policy phase's samples with advantages and weights by step."""
         return PolicySamples(
             self.obs, self.first, self.state, self.action_mask, self.value_target,
             self.action, self.log_prob, self.value, advantage, weight=weight,
@@ -297,8 +296,7 @@ class PhaseBuffer:
 
     def next_rollout(self) -> Rollout:
         """Return the slot for the next rollout, and count it as filled."""
-        num = self.num_rollouts
-        assert not self.is_full, f"all {num} rollouts of the phase are filled; clear it first"
+        assert not self.is_full, f"all {self.num_rollouts} rollouts are filled; clear them first"
         self.num_filled += 1
         rollout = self.rollout(self.num_filled - 1)
         rollout.reward_scale.zero_()

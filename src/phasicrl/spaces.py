@@ -289,7 +289,7 @@ class ActionLayout:
     ) -> None:
         """Check a batch of flat actions before the environments get it.
 
-        Components of a `Box` may exceed its bounds: `action.squash` decides whether to clip them.
+        Bounds of a `Box` are not checked: `action.squash` decides whether actions keep to them.
 
         Raises:
             ValueError: actions of a wrong shape or kind of numbers, not finite, outside of a

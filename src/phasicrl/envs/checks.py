@@ -128,7 +128,7 @@ def refuse_late_mask(info: Mapping[str, Any]) -> None:
 
 
 def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvProperties:
-    """Make one environment, and return its spaces and its source of action masks.
+    """Make one environment, and return its spaces and where its action masks are.
 
     Raises:
         ValueError: the observation or action space is not supported.
@@ -240,17 +240,17 @@ class CheckedEnv(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> ObsInfo:
         """Reset the environment, made first if there is none; ignore `options`."""
-        restarted: dict[str, str] = {}
+        failure_info: dict[str, str] = {}
         while True:
             try:
                 obs, mask = self._start_episode(seed)
-                return obs, mask | restarted
+                return obs, mask | failure_info
             except self.error_types as error:
                 failure = self._make_error("reset", error)
-                if restarted or not self._restarts or self.env is None:
+                if failure_info or not self._restarts or self.env is None:
                     raise failure from error
             self.close()
-            seed, restarted = None, {"restarted": str(failure)}
+            seed, failure_info = None, {"restarted": str(failure)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step the wrapped environment; return the checked result with a packed observation."""
@@ -281,11 +281,11 @@ class CheckedEnv(gym.Env[Any, Any]):
         return self._last_obs, 0.0, False, True, {"restarted": str(failure)}
 
     def get_episode_start(self) -> str | None:
-        """Return the state from which another environment can start this episode, as JSON.
+        """Return JSON text from which another environment can restore this episode.
 
-        It contains the last seed and the state of the random generator at the start of the episode,
-        or the environment's `get_state()`, if that is JSON and there is a `set_state()`. None if
-        the generator's state is not JSON.
+        It has the last seed, and the current `get_state()` if that is JSON and there is a
+        `set_state()`, else the random generator's state at the start of the episode. None if the
+        generator's state is not JSON.
         """
         env, start = self.env, {"seed": self._seed}
         if env is not None and all(map(env.has_wrapper_attr, ("get_state", "set_state"))):

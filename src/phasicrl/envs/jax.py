@@ -33,8 +33,8 @@ def import_with_jax(name: str) -> Any:
 class JaxSimulator:
     """`Simulator` over pure functions of one environment.
 
-    One function, compiled at the first step (a second; ten for large games), steps all environments
-    and resets those that ended.
+    One function, compiled at the first step in 1 s (large games: 10 s), steps all environments and
+    resets those that ended.
 
     Args:
         reset: function of a key that returns state, observation and action mask (None without).

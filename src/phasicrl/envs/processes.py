@@ -57,7 +57,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         return self._request(RESET_SECONDS, self.reset_wait, self.reset_async, seed, options)
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all environments; return the five results of `VectorEnv.step`."""
+        """Step all environments; return the five results of Gymnasium's step."""
         return self._request(STEP_SECONDS, self.step_wait, self.step_async, actions)
 
     def call(self, name: str, *args: Any, **_: Any) -> tuple[Any, ...]:

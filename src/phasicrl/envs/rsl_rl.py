@@ -13,12 +13,11 @@ from phasicrl.envs.checks import Invalid
 
 
 class RslRlSimulator:
-    """`Simulator` over a `VecEnv` of rsl_rl 5, which resets in its steps.
+    """`Simulator` over a `VecEnv` of rsl_rl 5, whose steps also reset.
 
-    Episodes that `extras["time_outs"]` names are truncated; without it, those that last
-    `max_episode_length` steps, unless `cfg.is_finite_horizon` says that the limit is a termination.
-    Final observations are lost, but for Isaac Lab's `extras["final_obs"]`, if
-    `cfg.compute_final_obs`.
+    With `cfg.is_finite_horizon`, no episode is truncated; else those in `extras["time_outs"]` are,
+    or without it those of `max_episode_length` steps. Only Isaac Lab returns final observations, in
+    `extras["final_obs"]`, if `cfg.compute_final_obs`.
     """
 
     def __init__(self, envs: Any) -> None:

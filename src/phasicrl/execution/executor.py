@@ -46,7 +46,7 @@ class Executor:
         self._compiled_calls: dict[Hashable, TensorFunction | None] = {}
 
     def precision(self, phase: Phase) -> Precision:
-        """Return the precision of the encoders in a phase, for rollouts that of `policy`."""
+        """Return the precision of the encoders in a phase; rollouts use that of `policy`."""
         return self.plan.precision[phase]
 
     def upload(self, values: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class EagerStep:
 class CompiledStep(EagerStep):
     """Gradient step that is compiled for each size of minibatch, and checked against an eager step.
 
-    The executor keeps compiled steps by what they depend on; None for one that cannot be compiled.
+    The executor caches compiled steps by what they depend on; None: use the eager step.
     """
 
     _last: tuple[Samples, CompiledUpdate | None] | None = None

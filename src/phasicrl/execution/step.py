@@ -31,7 +31,7 @@ StepMetrics = tuple[tuple[str, ...], Tensor, float]
 
 
 class Loss(Protocol[In]):
-    """Loss of a gradient step. Equal losses share one compiled step."""
+    """Loss function. Equal ones share one compiled gradient step."""
 
     @property
     def agent(self) -> nn.Module:

@@ -26,7 +26,7 @@ class TurnLock:
 
     The computing run locks the file `now`, and the first waiting run the file `next`, so that no
     run has two turns in a row while another waits. The end of a process releases both. Others wait
-    2 s for a suspended holder, and then compute without the lock for 30 s.
+    at most 2 s (a holder may be suspended), then not at all for 30 s.
 
     Args:
         folder: directory of the two files; None: `phasicrl-UID` in the folder for temporary files.

@@ -179,7 +179,7 @@ class JointPolicy(Distribution):
         return torch.cat([part.sample_noise(generator).flatten(first) for part in self.parts], -1)
 
     def draw(self, noise: Float[Tensor, "*shape N"]) -> Num[Tensor, "*shape K"]:
-        """Map noise from `sample_noise` to actions `[…, K]`, without gradient."""
+        """Map noise to actions of all `parts`, `[…, K]`, without gradient."""
         shapes = [part.noise_shape[self.dist_params.dim() - 1 :] for part in self.parts]
         pieces = noise.split([shape.numel() for shape in shapes], -1)
         triples = zip(self.parts, pieces, shapes, strict=True)

@@ -37,9 +37,8 @@ class RecurrentMemory(nn.Module):
     Args:
         num_inputs: width of the input features.
         config: options of the networks. `memory` is the kind of layer; `memory_size` the width of
-            the output features and of the state (twice that for an LSTM: output and cell). `init`
-            other than `torch` means orthogonal weights and zero biases (CleanRL
-            ppo_atari_lstm.py:132-136).
+            features and state (an LSTM's state has twice that: output and cell). `init` other than
+            `torch` means orthogonal weights and zero biases (CleanRL ppo_atari_lstm.py:132-136).
         generator: random generator of the weights.
     """
 

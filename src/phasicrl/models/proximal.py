@@ -50,10 +50,10 @@ class ProximalPolicy:
         self.update(agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averaged weights and their count to save in a checkpoint."""
+        """Return the averaged weights and the average's denominator to save."""
         return {"agent": self.agent.state_dict(), "total": self._total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the averaged weights and their count from the result of `state_dict`."""
+        """Restore the average and its denominator from the result of `state_dict`."""
         self.agent.load_state_dict(state["agent"])
         self._total = state["total"]

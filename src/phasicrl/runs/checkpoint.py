@@ -287,7 +287,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
-    """Return the SHA-256 of tensors, their names, dtypes and shapes, and a text."""
+    """Return the SHA-256 of a text and of tensors with name, dtype and shape."""
     digest = hashlib.sha256(about.encode())
     for name in sorted(tensors):
         tensor = tensors[name].cpu().contiguous()

@@ -122,7 +122,7 @@ class Display:
             self._bar.stop()
 
     def silence(self) -> None:
-        """Stop all output, because the program that read the stream has closed it."""
+        """Stop all output, because its reader, such as `head`, has closed it."""
         self.kind = "off"
         discard_output(self._bar.console.file)
 

@@ -297,14 +297,14 @@ class _TensorBoard:
         scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
         self._writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
-    def add_episode(self, steps: Path, env_steps: int) -> None:
+    def add_episode(self, steps_file: Path, env_steps: int) -> None:
         """Write a CSV table of an episode's steps as time series, in a folder of the episode.
 
         TensorBoard shows the folder as a run; an earlier one is replaced.
         """
         folder = self._folder / "episodes" / f"{env_steps:012d}"
         shutil.rmtree(folder, ignore_errors=True)
-        with closing(_TensorBoard(folder, 1)) as writer, steps.open(newline="") as file:
+        with closing(_TensorBoard(folder, 1)) as writer, steps_file.open(newline="") as file:
             for row in csv.DictReader(file):
                 series = {f"episode/{x}": float(row[x]) for x in row if x.startswith(_STEP_SERIES)}
                 writer.write(series, int(row["step"]))

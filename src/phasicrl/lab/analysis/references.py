@@ -80,9 +80,9 @@ def read_reference_curves(
 
     Args:
         reference: a name in `REFERENCE_NAMES`, or a CSV file (step, low, mean, high) of one task.
-        metric: metric of the runs, a return if the reference is a name; unchecked for a file.
+        metric: metric of the runs, not checked for a file; for a name, it must be a return.
         ends: last step to read for each task.
-        experiments: experiments to read; none: the name's in `DEFAULT_EXPERIMENTS`, or all.
+        experiments: experiments to read; none: `DEFAULT_EXPERIMENTS[name]`, or else all.
         smooth_steps: window of a moving average in environment steps, 0 for none; not for files.
 
     Raises:

@@ -94,7 +94,7 @@ def train_and_summarize(trial: Trial) -> list[trials.Row]:
 def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     """Make a learning curve of each arm and task from the column `curve` of a suite's table.
 
-    An arm is left out on a task, with a warning, if a seed has no return there.
+    An arm is left out on a task, with a warning, if a seed ended no episode.
 
     Raises:
         ValueError: all arms are left out.

@@ -149,8 +149,7 @@ class ResultTable:
         return (*(row[name] for name in self.label), row["seed"])
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Reason why a trial failed: its error, or the exit code of its process."""
 
     reason: str

@@ -158,7 +158,7 @@ def make_ppo_detail_arms(
     if base.reward_norm.per != "none":
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
     if max_episode_steps is not None:
-        changes |= _make_whole_episode_changes(base, max_episode_steps)
+        changes |= _make_whole_episode_changes_by_arm(base, max_episode_steps)
     has_effect = {
         name: on for name, on in changes.items()
         if not any(path.startswith(unused_options) for path in on)
@@ -166,7 +166,9 @@ def make_ppo_detail_arms(
     return make_arms_with_base("PPO", base, has_effect)
 
 
-def _make_whole_episode_changes(base: Config, max_episode_steps: int) -> dict[str, dict[str, Any]]:
+def _make_whole_episode_changes_by_arm(
+    base: Config, max_episode_steps: int
+) -> dict[str, dict[str, Any]]:
     """Return changes to whole episodes, and to rollouts of the same shape.
 
     There are none if half of a rollout cannot hold an episode, or if its segments cannot be split

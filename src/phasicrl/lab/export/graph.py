@@ -91,7 +91,7 @@ class AgentGraph(nn.Module):
 def make_named_inputs(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return an agent's inputs by the names of an exported policy's inputs.
+    """Return an agent's inputs as a dict with an exported policy's names.
 
     Args:
         layout: `ObservationLayout` of the stored observations.
