@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from phasicrl.config_io import read_json
+from phasicrl.lab.export.export import export_policy, play_exported
 from phasicrl.lab.export.package import EVALUATION_FILE, check_package
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
@@ -32,3 +33,10 @@ def test_an_agent_plays_as_its_evaluation_says() -> None:
     assert said["policy"] == "greedy" and set(said["returns"]) == {500.0}
     (greedy,) = evaluate("cartpole-ppg", episodes=3, policies=("greedy",), seed=1)
     assert greedy.returns == (500.0, 500.0, 500.0)
+
+
+def test_an_export_is_not_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_envpool()
+    monkeypatch.chdir(tmp_path)
+    assert export_policy("cartpole-ppg", format="torch").path.parent == Path("cartpole-ppg")
+    assert play_exported("cartpole-ppg", episodes=1).returns == (500.0,)

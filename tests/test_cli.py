@@ -383,8 +383,10 @@ def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         shown.append(warnings.formatwarning("left out", UserWarning, cli.__file__, 3, "warn()"))
 
     plain = warnings.formatwarning
+    own = object()
+    monkeypatch.setattr(warnings, "formatwarning", own)
     monkeypatch.setitem(cli.COMMANDS, "train", warn)
     assert main(["train"]) == 0 and shown == ["note: left out\n"]
     other = cli._format_warning("old", DeprecationWarning, "/elsewhere/them.py", 3, "call()")
     assert other == plain("old", DeprecationWarning, "/elsewhere/them.py", 3, "call()")
-    assert warnings.formatwarning is plain
+    assert warnings.formatwarning is own

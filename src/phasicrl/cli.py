@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, words = tyro.cli(
         _GlobalOptions, args=arguments, prog="phasicrl", return_unknown_args=True, add_help=False
     )
-    warnings.formatwarning = _format_warning
+    previous, warnings.formatwarning = warnings.formatwarning, _format_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths may have any letters
     try:
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(escape_control_chars(text), file=sys.stderr)
         return getattr(error, "exit_code", EXIT_USER_ERROR if expected else 1)
     finally:
-        warnings.formatwarning = _DEFAULT_FORMATWARNING
+        warnings.formatwarning = previous
 
 
 def _print_list_syntax(words: list[str], code: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ def _rendezvous(timeout: timedelta) -> tuple[dist.Store, int, int]:
 def connect_ranks(*, device: str, timeout: float) -> Iterator[World]:
     """Connect the processes that `torchrun` has started, until the end of the block.
 
-    The processes of a machine divide its cores among them, if there are enough.
+    Processes of a machine that have the same cores divide them, if there are enough.
 
     Args:
         device: `auto`, `cpu` or `cuda`: gloo exchanges tensors of CPUs, NCCL those of GPUs.
@@ -228,7 +229,6 @@ def connect_ranks(*, device: str, timeout: float) -> Iterator[World]:
         yield SINGLE_PROCESS
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if on_gpu:
         torch.cuda.set_device(local_rank)
@@ -246,11 +246,14 @@ def connect_ranks(*, device: str, timeout: float) -> Iterator[World]:
             f"not all {os.environ['WORLD_SIZE']} processes connected within {timeout:.0f} s "
             f"({str(error).splitlines()[0]}). Start all of them with the same options of torchrun."
         ) from error
-    cores = sorted(os.sched_getaffinity(0))
-    if share := len(cores) // local_size:
-        os.sched_setaffinity(0, cores[local_rank * share : (local_rank + 1) * share])
-    world = World(rank, size, group)
+    world, cores = World(rank, size, group), sorted(os.sched_getaffinity(0))
     try:
+        here = platform.node(), os.environ.get("GROUP_RANK"), cores
+        places = world.all_gather_object(here)
+        sharing = [other for other in range(size) if places[other] == here]
+        if share := len(cores) // len(sharing):
+            first = sharing.index(rank) * share
+            os.sched_setaffinity(0, cores[first : first + share])
         yield world
     finally:
         if not world._is_lost:  # closing a lost connection would wait

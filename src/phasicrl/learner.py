@@ -178,8 +178,7 @@ class Learner:
         A rollout and all epochs over it use the same statistics. A first rollout that has updated
         them before its values were computed is not added twice.
         """
-        norm = self.config.obs_norm
-        if norm.statistics != "none" and not (norm.from_first_rollout and self.iteration <= 1):
+        if self.iteration > 1 or not self.config.obs_norm.from_first_rollout:
             self.agent.reader.update(rollout.obs, self.executor.world)
 
     def diagnose_networks(self, rollout: Rollout) -> Record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -65,18 +65,6 @@ class Simulator(Protocol):
         single_observation_space: observation space of one environment.
         single_action_space: action space of one environment.
     """
-
-
-class _TensorStep(NamedTuple):
-    """Tensors of a step, see `TimeStep`; `is_valid` is whether all numbers are, 0-d."""
-
-    obs: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    is_valid: Tensor
-    final_obs: Tensor | None = None
-    mask: Tensor | None = None
 
 
 _FirstObs = tuple[Tensor, Tensor, Tensor | None]
@@ -160,17 +148,19 @@ class TensorVectorEnv:
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         describe = self._actions.describe_out_of_bounds
         with self._isolate_call("step()", lambda: describe(action.numpy(force=True))):
-            obs, reward, terminated, truncated, is_valid, final_obs, mask = self._advance(action)
-            self.obs, self.action_mask = obs, mask
+            step, is_valid, self.action_mask = self._advance(action)
+            self.obs = step.obs
             self._is_valid = self._is_valid & is_valid
         if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
             self.check_numbers(self._is_valid)
-        return TimeStep(
-            obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
-        )
+        return step
 
-    def _advance(self, action: Tensor) -> _TensorStep:
-        """Step the simulator, and reset the ended environments."""
+    def _advance(self, action: Tensor) -> tuple[TimeStep, Tensor, Tensor | None]:
+        """Step the simulator, and reset the ended environments.
+
+        Returns:
+            The step, whether all its numbers are valid, 0-d, and the action masks or None.
+        """
         result = self._simulator.step(self._actions.unflatten_tensor(action))
         given_obs, *given, info = check_tuple(result, 5)
         names = ("reward", "terminated", "truncated")
@@ -209,13 +199,15 @@ class TensorVectorEnv:
         checks += [each.any(1).all() for each in choices]
         # Where both flags are set, the episode ended by its rules.
         truncated = truncated & ~terminated
-        is_valid = torch.stack(checks).all()
-        return _TensorStep(obs, reward, terminated, truncated, is_valid, final_obs, mask)
+        step = TimeStep(
+            obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
+        )
+        return step, torch.stack(checks).all(), mask
 
     def run_fused_steps(
         self, call: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], num_steps: int
     ) -> tuple[Tensor, ...]:
-        """Make steps of a pure simulator in one call, and return the call's other results.
+        """Make steps of an `is_pure` simulator in one call; return all but the next state.
 
         Args:
             call: function of `inputs` and a state, see `step_from`, that returns results and the
@@ -235,8 +227,8 @@ class TensorVectorEnv:
 
     def step_from(
         self, state: Sequence[Tensor], action: Tensor
-    ) -> tuple[_TensorStep, tuple[Tensor, ...]]:
-        """Step a pure simulator from a state, and return the next state.
+    ) -> tuple[TimeStep, Tensor, tuple[Tensor, ...]]:
+        """Step a pure simulator from a state; return the step, its validity and the next state.
 
         Args:
             state: observations, action masks if there are any, and the simulator's own state.
@@ -246,12 +238,12 @@ class TensorVectorEnv:
             names = self._simulator.get_state()
             simulator_state = state[len(state) - len(names) :]
             self._simulator.set_state(dict(zip(names, simulator_state, strict=True)))
-            outcome = self._advance(action)
-            masks = [] if outcome.mask is None else [outcome.mask]
-            return outcome, (outcome.obs, *masks, *self._simulator.get_state().values())
+            step, is_valid, mask = self._advance(action)
+            masks = [] if mask is None else [mask]
+            return step, is_valid, (step.obs, *masks, *self._simulator.get_state().values())
 
     def check_numbers(self, is_valid: Tensor, call: str = "step()") -> None:
-        """Check whether all numbers of the simulator are valid.
+        """Check that all numbers of the simulator are valid.
 
         Raises:
             EnvError: `is_valid`, of any shape, is false somewhere.
@@ -264,7 +256,7 @@ class TensorVectorEnv:
             )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state that restores the environments exactly, if the simulator has one."""
+        """Return the state that restores the environments exactly; None without one."""
         if self.obs is None or self.exact_state == "none":
             return None
         current = {"obs": self.obs, "mask": self.action_mask}

@@ -62,6 +62,9 @@ def make_custom_envs(
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
         if hasattr(vector, "get_observations"):
             vector = RslRlSimulator(vector)
+        if not hasattr(vector, "metadata") and getattr(vector, "device", None) is None:
+            rule = "a VectorEnv, or a simulator of tensors on its device"
+            raise Invalid(f"returned a {type(vector).__name__} without a device; expected {rule}")
     if getattr(vector, "device", None) is not None:
         return TensorVectorEnv(config.id, vector, config, local)
     return CustomVectorEnv(vector, config, local)

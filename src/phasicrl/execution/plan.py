@@ -70,9 +70,9 @@ def make_plan(
         has_images: whether observations contain images.
     """
     compute, on_gpu = config.compute, device.startswith("cuda")
-    is_useful = has_compiler and config.num_gradient_steps >= MIN_COMPILE_STEPS
-    if not on_gpu and has_images:  # compiling does not make a CPU's convolutions faster
-        is_useful = False
+    # Compiling does not make a CPU's convolutions faster.
+    can_help = has_compiler and (on_gpu or not has_images)
+    is_useful = can_help and config.num_gradient_steps >= MIN_COMPILE_STEPS
     compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
     if on_gpu and config.model.memory != "none":
         compiled = False  # CUDA graphs need fixed shapes, which packed sequences do not have

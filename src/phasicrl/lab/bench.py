@@ -263,9 +263,7 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
         return each.times * (perf_counter() - start) / calls / piece.first.numel()
 
     rounds = [sum(map(time_network_pass, passes, pieces)) for _ in range(3)]
-    counts = {"forward and backward": 0.0, "forward": 0.0}
-    for each in passes:
-        counts["forward and backward" if each.backward else "forward"] += each.times
+    counts = {"forward and backward": sum(x.times for x in passes if x.backward), "forward": 1.0}
     return _make_rate("networks alone", [1 / seconds for seconds in rounds]), counts, flops
 
 

@@ -123,9 +123,7 @@ def _suite(words: list[str]) -> None:
 
 def _sweep(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
-    commands: dict[str, cli.Command] = {
-        "make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _sweep_status
-    }  # fmt: skip
+    commands = {"make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _status}
     cli.run_command(words, commands, "phasicrl sweep")
 
 
@@ -153,7 +151,7 @@ def _run_sweep(words: list[str]) -> None:
     cli.parse_and_call(run, "sweep run", words)
 
 
-def _sweep_status(words: list[str]) -> None:
+def _status(words: list[str]) -> None:
     """Show state, steps and last return of trials, and the best one of a search."""
     from phasicrl.lab.sweeps.sweep import get_trial_statuses
 

@@ -25,8 +25,6 @@ from phasicrl import Config
 from phasicrl.envs.make import make_envs
 from phasicrl.system.machine import num_cores
 
-Status = Literal["ok", "warning", "missing", "broken"]
-
 _FFMPEG_PROBE = "import imageio_ffmpeg as x; print('ffmpeg', x.get_ffmpeg_version())"
 PROBES = {
     "EnvPool Procgen": ("envpool", None, "procgen:starpilot"),
@@ -68,7 +66,7 @@ class Check(NamedTuple):
     """
 
     name: str
-    status: Status
+    status: Literal["ok", "warning", "missing", "broken"]
     found: str
     remedy: str = ""
 
@@ -78,6 +76,8 @@ def check_machine() -> list[Check]:
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     disk, other = shutil.disk_usage(".").free, "runs write here; choose another output_dir"
+    used, affinity = num_cores(), len(os.sched_getaffinity(0))
+    limits = f"affinity {affinity}" + ", limited by the container" * (used < affinity)
     fewer = "fewer env.num_envs or a shorter aux.every need less"
     with ThreadPoolExecutor() as pool:
         probes = list(pool.map(_run_probe, PROBES))
@@ -87,7 +87,7 @@ def check_machine() -> list[Check]:
         Check("Python", "ok", python),
         Check("PyTorch", "ok", f"{torch.__version__}, {build}"),
         _check_gpu(),
-        _check_cpu(),
+        Check("CPU", "ok", f"{used} of {os.cpu_count()} cores used ({limits})"),
         *probes,
         _check_free_space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
         _check_free_space("disk", disk, ENOUGH_DISK, other),
@@ -150,12 +150,6 @@ def _check_gpu() -> Check:
         remedy = "install a CUDA build of PyTorch (pytorch.org, Get Started), or update the driver"
         return Check("GPU", "warning", "an NVIDIA driver, but PyTorch does not reach it", remedy)
     return Check("GPU", "ok", "none; the CPU trains")
-
-
-def _check_cpu() -> Check:
-    used, affinity = num_cores(), len(os.sched_getaffinity(0))
-    limits = f"affinity {affinity}" + ", limited by the container" * (used < affinity)
-    return Check("CPU", "ok", f"{used} of {os.cpu_count()} cores used ({limits})")
 
 
 def _check_free_space(name: str, free: int, enough: int, remedy: str) -> Check:

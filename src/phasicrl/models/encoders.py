@@ -216,7 +216,12 @@ class ObservationReader(nn.Module):
         """Normalize observations in the structure of their space, `[N, …]`."""
         if self.normalizer is None:
             return obs
-        return self._replace_numbers(obs, self.normalizer(self._numbers(obs)))
+        numbers = self.normalizer(self._numbers(obs))
+        widths = [flatdim(part) for _, part in self.boxes]
+        pairs = zip(self.boxes, numbers.split(widths, -1), strict=True)
+        values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
+        values |= {path: x.reshape(x.shape[0], *part.shape) for (path, part), x in pairs}
+        return self.layout.assemble(values)
 
     def update(self, stored: Shaped[Tensor, "B T *shape"], world: World = SINGLE_PROCESS) -> None:
         """Update the statistics, if any, with a rollout's observations of all processes."""
@@ -233,14 +238,6 @@ class ObservationReader(nn.Module):
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
         return _concatenate([_flatten_each(get_part(obs, path)).float() for path, _ in self.boxes])
-
-    def _replace_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
-        """Return the observations with their normalized numbers replaced by `numbers`."""
-        widths = [flatdim(part) for _, part in self.boxes]
-        pairs = zip(self.boxes, numbers.split(widths, -1), strict=True)
-        values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
-        values |= {path: x.reshape(x.shape[0], *part.shape) for (path, part), x in pairs}
-        return self.layout.assemble(values)
 
 
 def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
@@ -323,7 +320,7 @@ def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
 
 
 def to_height_width_channels(shape: tuple[int, ...], channels_first: bool) -> tuple[int, int, int]:
-    """Return height, width and channels of images `[C, H, W]` or `[H, W, C]`."""
+    """Return `(H, W, C)` of an image shape, `(C, H, W)` if `channels_first`."""
     a, b, c = shape
     return (b, c, a) if channels_first else (a, b, c)
 

@@ -149,6 +149,11 @@ class RunDirectory:
         self._check_is_run()
         return read_options(Config, self.path / CONFIG_FILE)
 
+    @property
+    def output_folder(self) -> Path:
+        """Folder for new files: the run directory, or for an agent of phasicrl `./NAME`."""
+        return Path(self.path.name) if self.path.parent == AGENTS_FOLDER else self.path
+
     def load_config(self, **user_objects: object) -> Config:
         """Return the configuration after checking that the run can be used.
 
@@ -261,7 +266,7 @@ class RunDirectory:
         return list_checkpoints(self.checkpoint_folder)
 
     def weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
-        """Read the agent's last weights, or its best ones by the run's evaluations.
+        """Read the agent's `last` weights, or the `best` by the run's evaluations.
 
         Raises:
             ValueError: there are no weights yet, or the file is damaged.
@@ -411,7 +416,8 @@ def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
     """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
     files = RunDirectory(path_or_preset)  # pyright: ignore[reportArgumentType]
     agent = AGENTS_FOLDER / path_or_preset
-    return RunDirectory(agent) if agent.is_dir() and not files.path.exists() else files
+    is_agent = (agent / CONFIG_FILE).is_file() and not (files.path / CONFIG_FILE).is_file()
+    return RunDirectory(agent) if is_agent else files
 
 
 def _parse_row(line: str) -> dict[str, Any] | None:

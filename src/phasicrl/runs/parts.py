@@ -21,13 +21,6 @@ OLD_POLICY_PREFIX = "old-policy"
 """Prefix of the name of the chunk with the policy before an auxiliary phase."""
 
 
-def select_state_to_save(state: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return what this process saves of a run's state; rank 0 has what is equal in all."""
-    if world.is_first:
-        return state
-    return state | {"learner": {"generator": state["learner"]["generator"]}}
-
-
 def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str], int]:
     """Load this process's state from the newest usable checkpoint.
 

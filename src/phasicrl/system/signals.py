@@ -38,13 +38,7 @@ class TerminationRequested(BaseException):
 class Preempted(SystemExit):
     """End of the process after a signal, with the run saved and exit code 75, "try again later"."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(EXIT_PREEMPTED)
-        self.name = name
-
-    def __str__(self) -> str:
-        """Return the name of the signal."""
-        return self.name
+    code = EXIT_PREEMPTED
 
 
 def exit_preempted(number: int, frame: FrameType | None) -> None:

@@ -124,8 +124,8 @@ def restore_run(
     """Restore the run in a directory from its newest usable checkpoint, ready to train on.
 
     Environments replay their current episodes; on a CPU, the resumed run is then equal, bit by bit,
-    to an uninterrupted one. Environments without replay (`exact_state`) start new episodes, which
-    is logged.
+    to an uninterrupted one. Environments with `exact_state` `none` start new episodes, which is
+    logged.
 
     Args:
         directory: run directory.
@@ -155,7 +155,7 @@ def restore_run(
         if total_env_steps is not None:
             config = _lengthen(config, total_env_steps, env_steps)
         changes = files.list_changes(tree["config"], config, accept=accept_config_changes)
-        is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
+        is_over = min(env_steps, files.card.get("env_steps") or 0) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
             objects["callbacks"] = None

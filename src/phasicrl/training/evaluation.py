@@ -141,9 +141,8 @@ def make_evaluation_envs(
         seed: seed of the environments.
         user: custom `make_env` or `make_vector_env`, see `evaluate`.
     """
-    env = replace(config.env, num_envs=num_envs)
-    if levels == "unseen":
-        env = replace(env, num_levels=0)
+    num_levels = 0 if levels == "unseen" else config.env.num_levels
+    env = replace(config.env, num_envs=num_envs, num_levels=num_levels)
     return make_envs(env, seed=derive_seed(seed, "evaluation"), whole_games=True, **user)
 
 
@@ -151,7 +150,7 @@ class AgentInput(NamedTuple):
     """Inputs of a policy for one step of B environments.
 
     Attributes:
-        obs: observations in storage format, `[B, *shape]`.
+        obs: observations as in a rollout, `[B, *shape]`.
         first: whether the step is the first of its episode, `[B]`.
         state: memory state, `[B, H]`.
         action_mask: allowed actions, `[B, A]`; None if all are.

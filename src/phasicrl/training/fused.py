@@ -17,7 +17,7 @@ as long."""
 
 
 class FusedCollector(Collector):
-    """Collector that acts in a pure simulator and steps it several times in one compiled call.
+    """Collector that compiles several steps of agent and simulator (`is_pure`) into one call.
 
     Where networks are small, Python's calls take longer than what they compute.
     """
@@ -70,14 +70,14 @@ class FusedCollector(Collector):
             obs, mask = state[0], state[1] if self.envs.mask_size else None
             output = self._compute_actions(obs, first, memory, draw, mask)
             action, env_action, log_prob, memory, *values = output
-            step, state = self.envs.step_from(state, env_action)
+            step, is_valid, state = self.envs.step_from(state, env_action)
             columns = {
                 "obs": obs, "first": first, "action": action, "action_mask": mask,
                 "log_prob": log_prob, "value": values[0] if values else None,
                 "reward": step.reward, "terminated": step.terminated, "truncated": step.truncated,
             }  # fmt: skip
             rows.append([*map(columns.get, self._names), step.final_obs, memory])
-            validity.append(step.is_valid)
+            validity.append(is_valid)
             first = step.terminated | step.truncated
         stacked = [torch.stack(column, 1) for column in zip(*rows, strict=True)]
         return (*stacked, torch.stack(validity), first, memory, *state)

@@ -31,7 +31,7 @@ from phasicrl.runs.checkpoint import ChunkMakers, hash_tensors, save_checkpoint
 from phasicrl.runs.console import format_duration
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
-from phasicrl.runs.parts import OLD_POLICY_PREFIX, select_state_to_save
+from phasicrl.runs.parts import OLD_POLICY_PREFIX
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import find_commit, get_versions, num_cores, processor
 from phasicrl.system.signals import SignalHandler
@@ -308,7 +308,7 @@ class Run:
         self._snapshot = state, self._buffer_chunks()
 
     def finish(self) -> None:
-        """Call `on_end`, save the final state and the card, unless the run was finished before."""
+        """Call `on_end`, save the final state and `card.json`, unless already finished."""
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
             self.call_callback("on_end")
@@ -334,15 +334,16 @@ class Run:
         weights, env_steps = state["learner"]["agent"], state["env_steps"]
         is_full = state["num_filled"] == self.config.rollouts_per_phase  # in a phase, or before one
         aux_epochs = (state["auxiliary"] or {"epoch": 0})["epoch"] if is_full else None
-        finite = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
-        if not torch.stack(finite).all():
+        if not all(weights[name].isfinite().all() for name, _ in self.agent.named_parameters()):
             raise make_diverged_error(["the agent's weights"])
         self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(weights)})
+        if not self.world.is_first:  # the rest of the learner is equal in all
+            state = state | {"learner": {"generator": state["learner"]["generator"]}}
         with self.world.sync_errors("writing the metrics"):
             self.metrics_log.flush()  # before the checkpoint, which refers to the size of the log
         save_checkpoint(
             self.files.checkpoint_folder,
-            select_state_to_save(state, self.world) | {"config": self.config.to_json()},
+            state | {"config": self.config.to_json()},
             env_steps=env_steps, aux_epochs=aux_epochs, keep=self.config.checkpoint.keep,
             chunks=chunks, run_id=self._origin["run"], world=self.world,
         )  # fmt: skip

@@ -219,6 +219,10 @@ def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
 def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", [])
     run = make_run(tmp_path / "run", [(1, 2.0), (2, math.nan)])
+    forked = make_run(tmp_path / "forked", [(1, 2.0)])
+    config = (forked / "config.json").read_text()
+    config = config.replace('"entropy_coef"', '"mirror": 1, "entropy_coef"')
+    (forked / "config.json").write_text(config)
     sweep = tmp_path / "sweep"
     (sweep / "s1").mkdir(parents=True)
     (sweep / "s1" / "trial.json").write_text("{}")
@@ -228,6 +232,7 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"expected one of the run directories in it. Give .*/\*"),
         ([empty], RETURN, "empty; expected a run with data"),
+        ([forked, forked], RETURN, "forked/config.json: unknown field ppo.mirror"),
         ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; expected one of {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -237,5 +242,8 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
         (curve,) = read_curves([empty, run, other], "losses/aux/kl_loss")
         assert write_report([empty, run], output=tmp_path / "page.html").is_file()
     assert curve.runs.tolist() == [[3.0]]
+    with pytest.warns(UserWarning, match="forked/config.json: unknown field ppo.mirror.*: left"):
+        (curve,) = read_curves([forked, run], RETURN)
+    assert curve.runs.tolist() == [[2.0]]
     names = [str(each.message).removesuffix(": left out").split()[-1] for each in warned]
     assert names == [str(empty), str(run), str(empty)]

@@ -64,12 +64,6 @@ def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
     assert 0.3 < run.record["charts/learned_fraction"] <= 1
 
 
-def test_environments_without_masks_have_no_rung_for_them() -> None:
-    unused = ("env.action_masks",)
-    assert make_trick_arms(BASE, unused_options=unused)[-1][0] == "+ entropy bonus"
-    assert len(make_trick_arms(BASE, mode="leave-one-out", unused_options=unused)) == len(TRICKS)
-
-
 TAXI = BASE.with_updates({"env.id": "gymnasium:Taxi-v4"})
 
 

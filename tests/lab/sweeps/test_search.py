@@ -81,7 +81,8 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "options", "says"),
     [
-        (VALUES, {"seeds": (1, 101)}, "seeds has 101; expected seeds below 101"),
+        (VALUES, {"seeds": (1, 101)}, "seeds has 101; expected 0 to 100"),
+        (VALUES, {"seeds": (-5,)}, "seeds has -5; expected 0 to 100"),
         (VALUES, {"rungs": 0}, "expected at least 1 of each"),
         (VALUES, {"seeds": ()}, "expected at least 1 of each"),
         ({}, {}, "expected at least 1 of each"),

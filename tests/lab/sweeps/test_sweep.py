@@ -120,10 +120,21 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
     sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match=r"expected one kind\. Separate them"):
         sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
+    with pytest.raises(ValueError, match="seed is -5"):
+        sweep.make_sweep(tmp_path / "negative", ["classic-ppo"], seeds=(1, -5))
+    assert not (tmp_path / "negative").exists()
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / grid.SEARCH_FILE).touch()
     with pytest.raises(ValueError, match="with a search; expected a new folder"):
         sweep.make_sweep(tmp_path / "search", ["classic-ppo"])
+
+
+def test_trials_at_several_difficulties_of_a_game_are_distinguished(tmp_path: Path) -> None:
+    for level in ("easy", "hard"):
+        config = get_preset("procgen-ppo").with_updates({"env.distribution": level})
+        grid.write_dataclass(tmp_path / level / grid.TRIAL_FILE, config)
+    envs = [status.env for status in sweep.get_trial_statuses(tmp_path)]
+    assert envs == ["procgen:starpilot (easy)", "procgen:starpilot (hard)"]
 
 
 def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

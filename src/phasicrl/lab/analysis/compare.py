@@ -38,7 +38,7 @@ _CSV_COLUMNS = (
 
 
 class MissedBoundError(RuntimeError):
-    """Mean below a requested bound, raised by `Comparison.raise_missed_bounds` only."""
+    """Mean score below a bound, raised by `Comparison.raise_missed_bounds` only."""
 
     exit_code = 1
 
@@ -259,7 +259,7 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
     result = TaskResult(curve.label, *curve.task, curve.published, int(at), scores, mean)
     if target is None or curve.is_one_number:
         return result
-    reached = tuple(measures.steps_to_target(x[x <= at], y[x <= at], target) for x, y in points)
+    reached = tuple(float(min(x[(x <= at) & (y >= target)], default=np.inf)) for x, y in points)
     return replace(result, reached=reached, reaches=measures.median_steps_to_target(reached))
 
 

@@ -108,7 +108,7 @@ class Curve:
 
     @property
     def description(self) -> str:
-        """Text of a legend: number of runs, and the source of a published curve."""
+        """Text of a legend: number of runs, or what a published number is."""
         runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         if self.edges is not None:
             return "reference"
@@ -134,13 +134,15 @@ class LabeledRun(NamedTuple):
 def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories that have data; a sweep is replaced by its trials.
 
-    A warning names runs and trials without data.
+    A warning names runs and trials without data, and runs whose configuration cannot be read, such
+    as those of a version with other options.
 
     Args:
         paths: absolute paths of run directories and of sweeps.
 
     Raises:
-        ValueError: `paths` is empty, or no run has data.
+        ValueError: `paths` is empty, a folder is not a run directory, or no run has data and a
+            configuration that can be read.
     """
     if not paths:
         raise ValueError("runs is empty; expected at least one run directory")
@@ -161,7 +163,17 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         if not found:
             raise ValueError(f"{text}; expected a run with data")
         warnings.warn(f"{text}: left out", stacklevel=2)
-    return found
+    errors: dict[Path, ValueError] = {}
+    for run in found:
+        try:
+            _ = RunDirectory(run).config
+        except ValueError as error:
+            errors[run] = error
+    for run, error in errors.items():
+        if len(errors) == len(found) or not (run / CONFIG_FILE).is_file():
+            raise error
+        warnings.warn(f"{error}: left out", stacklevel=2)
+    return [run for run in found if run not in errors]
 
 
 def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:

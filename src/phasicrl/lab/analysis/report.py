@@ -62,16 +62,13 @@ class _ReportedRun:
     """A run on the page."""
 
     files: RunDirectory
+    config: Config
     name: str
     index: int
 
     @property
     def color(self) -> str:
         return f"var(--color{self.index % MAX_CURVES})"
-
-    @cached_property
-    def config(self) -> Config:
-        return self.files.config
 
     @cached_property
     def rows(self) -> list[dict[str, float]]:
@@ -186,7 +183,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         number = f"{len(subjects) + 1}. " * (len(labeled_runs) > MAX_CURVES)
         name = f"{number}{each.label}{f' on {each.task}' * has_tasks}, seed {each.config.seed}"
         name = name if len(labeled_runs) > 1 else run.name
-        subjects.append(_ReportedRun(RunDirectory(run), name, len(subjects)))
+        subjects.append(_ReportedRun(RunDirectory(run), each.config, name, len(subjects)))
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
@@ -241,11 +238,11 @@ def _draw_figure(series: Sequence[tuple[int, Points]], window: int, limits: Arra
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    settings: Any = {
+    rc_settings: Any = {
         "svg.fonttype": "none", "svg.hashsalt": "phasicrl", "font.family": "sans-serif",
         "text.color": _INK, "axes.edgecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
     }  # fmt: skip
-    with mpl.rc_context(settings):
+    with mpl.rc_context(rc_settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
         axes.update_datalim(limits)

@@ -101,17 +101,11 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
     )
 
 
-def steps_to_target(steps: ArrayLike, values: ArrayLike, target: float) -> float:
-    """Return the first step with a value of at least the target; infinity without one."""
-    at = np.flatnonzero(np.asarray(values, dtype=np.float64) >= target)
-    return float(np.asarray(steps, dtype=np.float64)[at[0]]) if len(at) else np.inf
-
-
 def median_steps_to_target(steps: ArrayLike) -> Estimate:
     """Return the median over R runs of the steps to a target, infinite for runs that missed it.
 
-    The interval's edges are each the median of a resample, not interpolated; the median of a number
-    and infinity is infinity.
+    Each edge of the interval is one resample's median; a median halfway between a number and
+    infinity is infinite.
     """
     runs = np.asarray(steps, dtype=np.float64)[:, None]
     blocks = [np.median(block, axis=(-2, -1)) for block in _resample(runs, seed=0)]

@@ -86,7 +86,8 @@ def export_policy(
     Args:
         run_dir: Run directory.
         format: ONNX, or a program of `torch.export`.
-        output: File to write; none: `policy.onnx` or `policy.pt2` in the run directory.
+        output: File to write; none: `policy.onnx` or `policy.pt2` in the run directory (`./NAME`
+            for an agent of phasicrl).
         weights: Last weights, or best weights by the evaluations during the run.
         observations: Minimum number of observations on which it is compared with the agent.
         user_objects: custom environments and networks, see `train`.
@@ -99,7 +100,7 @@ def export_policy(
     if observations < 1:
         raise ValueError(f"observations is {observations}; expected at least 1")
     saved = SavedAgent.open(run_dir, **user_objects)
-    output = Path(output or saved.files.path / f"policy{SUFFIXES[format]}")
+    output = Path(output or saved.files.output_folder / f"policy{SUFFIXES[format]}")
     if output.suffix != SUFFIXES[format]:
         raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
     if format == "onnx":
@@ -264,8 +265,8 @@ def play_exported(
 
     Args:
         run_dir: Run directory, for the environments.
-        file: Exported policy; none: `policy.onnx` or `policy.pt2` in the run directory, the newer
-            one.
+        file: Exported policy; none: `policy.onnx` or `policy.pt2` in the run directory (`./NAME`
+            for an agent of phasicrl), the newer one.
         episodes: Number of episodes.
         levels: Procgen: `unseen` (the full distribution), or `train` (the training levels).
         seed: Seed of the episodes.
@@ -277,13 +278,14 @@ def play_exported(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
-    policy = open_policy(file or saved.files.path)
+    file = file or saved.files.output_folder
+    policy = open_policy(file)
     with closing(saved.make_envs(min(episodes, 16), levels, seed)) as envs:
         for space in ("observation_space", "action_space"):
             exported, here = policy.metadata[space], str(getattr(envs, space))
             if exported != here:
                 raise ValueError(
-                    f"{file or saved.files.path} was exported for the {space} {exported}; expected "
+                    f"{file} was exported for the {space} {exported}; expected "
                     f"{here} of {envs.name}. Give the run of the file."
                 )
         layout = saved.load_agent(envs).reader.layout

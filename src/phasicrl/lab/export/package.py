@@ -86,7 +86,7 @@ def release(
             _copy_agent(saved, weights, partial)
             evaluations = evaluate(partial, episodes=episodes, **user_objects)
             if onnx:
-                export_policy(partial, **user_objects)
+                export_policy(partial, output=partial / "policy.onnx", **user_objects)
             _write_package_files(partial, evaluations)
             partial.rename(path)
         finally:

@@ -36,7 +36,6 @@ GetImages = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Function of observations and ends of episodes, `[B]`, that returns images `[B, H, W, 3]`."""
 
 
-@torch.inference_mode()
 def film_episodes(
     saved: SavedAgent, load_agent: Callable[[Any], Agent], output: Path, *, num_envs: int = 1,
     episodes: int = 1, policy: ActionSelection = "sampled", levels: Levels = "unseen",

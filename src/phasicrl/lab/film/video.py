@@ -22,8 +22,8 @@ def film(
 
     Args:
         run_dir: Run directory.
-        output: H.264 file; none: `videos/POLICY-seedSEED.mp4` in the run directory, with the suffix
-            `-train` for training levels and `-best` for best weights.
+        output: H.264 file; none: `videos/POLICY-seedSEED.mp4` in the run directory (`./NAME` for
+            an agent of phasicrl), with `-train` for training levels and `-best` for best weights.
         num_envs: Environments side by side, in a square.
         episodes: Episodes in total, over all environments.
         policy: Kind of actions: sampled, or greedy (most likely).
@@ -54,7 +54,7 @@ def film(
     check_policies([policy], f"policy is {policy!r}", "greedy or sampled")
     saved = SavedAgent.open(run_dir, levels, **user_objects)
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
-    path = output or saved.files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
+    path = output or saved.files.output_folder / "videos" / f"{policy}-seed{seed}{others}.mp4"
     return path, film_episodes(
         saved, lambda envs: saved.load_agent(envs, weights), path, num_envs=num_envs, seed=seed,
         episodes=episodes, policy=policy, levels=levels, fps=fps, size=size, overlay=overlay,

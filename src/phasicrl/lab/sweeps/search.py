@@ -97,9 +97,9 @@ def make_search(
             or the directory has another sweep. Nothing is written then.
         ImportError: Optuna is not installed.
     """
-    if max(seeds, default=0) >= runner.FIRST_REPORT_SEED:
-        rule = f"seeds below {runner.FIRST_REPORT_SEED}, on which settings are chosen"
-        raise ValueError(f"seeds has {max(seeds)}; expected {rule}")
+    if wrong := [seed for seed in seeds if not 0 <= seed < runner.FIRST_REPORT_SEED]:
+        rule = f"0 to {runner.FIRST_REPORT_SEED - 1}, on which settings are chosen"
+        raise ValueError(f"seeds has {wrong[0]}; expected {rule}")
     search = Search(get_preset(preset), read_json(values), tuple(sorted({*seeds})), rungs)
     for path, listed in search.values.items():
         try:

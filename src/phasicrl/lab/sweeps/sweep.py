@@ -46,7 +46,7 @@ def make_sweep(
         presets: Names of presets.
         values: JSON file with a list of values for each option: `{"ppo.clip": [0.1, 0.2]}`.
         seeds: Seeds of the runs: below 101 to choose settings, from 101 on to report them.
-        total_env_steps: Budget of each run; none: that of its preset.
+        total_env_steps: Budget of each run, also if `values` has some; none: that of its preset.
         make_env: Function that makes the environment, as MODULE:FUNCTION.
 
     Returns:
@@ -69,12 +69,13 @@ def make_sweep(
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
     trials.check_seeds_of_one_kind(directory, [*used, *seeds])
     trials.check_trainable(arms)
+    configs = [replace(config, seed=seed) for (_, config), seed in itertools.product(arms, seeds)]
     added = 0
-    for (_, config), seed in itertools.product(arms, seeds):
+    for config in configs:
         name = trials.make_trial_config(config, config.name, directory).name
-        path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / grid.TRIAL_FILE
+        path = directory / f"s{config.seed:03d}-{name}-{config.total_env_steps}" / grid.TRIAL_FILE
         if not path.exists():
-            grid.write_dataclass(path, replace(config, seed=seed))
+            grid.write_dataclass(path, config)
             added += 1
     return added
 
@@ -235,7 +236,7 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     first, *others = [_list_changes(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
-        TrialStatus(folder.name, arm, configs[folder].env.id, *_read_progress(folder), shared)
+        TrialStatus(folder.name, arm, str(tasks[folder]), *_read_progress(folder), shared)
         for folder, arm in label_configs(configs, tasks).items()
     ]
 
