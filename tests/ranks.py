@@ -20,6 +20,7 @@ from torch import distributed as dist
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
+from phasicrl.distributed import connect_ranks
 from phasicrl.rollout import PolicySamples, Samples
 from phasicrl.training.run import Run
 from tests import golden
@@ -172,7 +173,20 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
         first, second = (weight > 0).sum((0, 2)).view(2, -1).sum(1).tolist()
         assert first != second
     weights = {key: x.flatten().tolist() for key, x in run.agent.state_dict().items()}
-    return {"rows": rows, "weights": weights}
+    generators = [x.get_state().tolist() for x in (run.collector.generator, run.learner.generator)]
+    return {"rows": rows, "weights": weights, "generators": generators}
+
+
+def write_cores(folder: Path, is_bound: bool) -> None:
+    """Write the cores of one of two processes on 16 cores, bound to its own half or to all."""
+    rank = int(os.environ["RANK"])
+    given = {*range(8 * rank, 8 * rank + 8)} if is_bound else {*range(16)}
+    with (
+        mock.patch("os.sched_getaffinity", lambda _: given),
+        mock.patch("os.sched_setaffinity") as chosen,
+        connect_ranks(device="cpu", timeout=600),
+    ):
+        (folder / f"{rank}").write_text(str(chosen.call_args.args[1]))
 
 
 def measure_all(folder: Path, chosen: list[str], processes: int) -> None:

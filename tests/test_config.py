@@ -31,7 +31,7 @@ from phasicrl.config import (
     nearest_divisors,
 )
 from phasicrl.config_io import SYNONYMS, ConfigError, format_hint, read_json, write_json
-from phasicrl.presets import PRESETS, differences, get_preset
+from phasicrl.presets import PRESETS, get_preset
 from tests.helpers import OBS_NORM
 from tools.reference_pages import TRICKS
 
@@ -270,11 +270,6 @@ def test_presets_are_consistent() -> None:
 def test_an_unknown_preset_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"unknown preset 'procgen-pgp' .did you mean 'procgen-pp"):
         get_preset("procgen-pgp")
-
-
-def test_differences_are_by_field() -> None:
-    parent, child = get_preset("procgen-ppg"), get_preset("procgen-ppg-single")
-    assert differences(child, parent) == {"model.value_path": ("separate", "detached")}
 
 
 def test_the_papers_settings_are_the_papers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -40,6 +39,8 @@ def test_processes_learn_what_one_learns(tmp_path: Path, size: int, names: list[
         first, *others = (each[name] for each in found)
         alone = ranks.measure(tmp_path, name, size, None)
         assert all(other["weights"] == first["weights"] for other in others), name
+        noise, order = ({str(each[name]["generators"][i]) for each in found} for i in range(2))
+        assert (len(noise), len(order)) == (1, size)
         for key, numbers in alone["weights"].items():
             near = pytest.approx(numbers, rel=1e-6, abs=1e-5)
             assert first["weights"][key] == near, f"{name}: {key}"
@@ -51,14 +52,11 @@ def test_processes_learn_what_one_learns(tmp_path: Path, size: int, names: list[
                 assert row_of_ranks[key] == near, f"{name}: {key}"
 
 
-def test_memory_masks_and_ppg_are_tried_together_on_several_processes(tmp_path: Path) -> None:
-    """U10; tests/test_combinations.py has the eight of one process."""
-    tried: set[tuple[bool, ...]] = set()
-    for name in SOME:
-        config, make_env = ranks.case(tmp_path, name)
-        masked = bool(getattr(make_env(), "masked", False))
-        tried.add((config.model.memory != "none", masked, config.has_auxiliary_phase))
-    assert tried == set(itertools.product((False, True), repeat=3))
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_processes_divide_the_cores_that_they_share(tmp_path: Path, is_bound: bool) -> None:
+    ranks.run_ranks(tmp_path, 2, ranks.write_cores, tmp_path, is_bound)
+    cores = [(tmp_path / f"{rank}").read_text() for rank in range(2)]
+    assert cores == [str([*range(8)]), str([*range(8, 16)])]
 
 
 def test_parts_of_processes_that_do_not_divide_are_refused() -> None:

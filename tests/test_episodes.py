@@ -59,3 +59,12 @@ def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
         report = episodes.pop_metrics()
         assert report["charts/num_episodes"] == len(expected) > 15
         assert report["charts/episodic_return"] == float(np.mean(expected))
+
+
+@pytest.mark.parametrize(("same", "total"), [(True, 12.0), (False, 7.0)])
+def test_new_episodes_begin_without_the_reward_of_old_ones(same: bool, total: float) -> None:
+    episodes, restored = EpisodeStatistics(1), EpisodeStatistics(1)
+    update(episodes, (5.0, False))
+    restored.load_state_dict(episodes.state_dict(), same_episodes=same)
+    update(restored, (7.0, True))
+    assert [each.total_reward for each in restored.finished] == [total]

@@ -43,8 +43,8 @@ DEVICES = ["cpu", GPU]
 OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
 """Device on which a run of a device is resumed."""
 GOLDEN = json.loads(FILE.read_text())
-# tests/test_golden.py has them all.
-GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")]
+# tests/test_golden.py has those of the CPU; one keeps the test runnable.
+GOLDEN_RUNS = [("cpu", "ppo-together")]
 GOLDEN_RUNS += [pytest.param("cuda", name, marks=GPU.marks) for name in GOLDEN]
 Precision = Literal["fp32", "bf16"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -323,20 +323,6 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
     for network in whole if norm_of == "agent" else run.agent.param_groups():
         clipped = torch.stack([given[0][parameter].norm() for parameter in network]).norm()
         assert clipped.item() == pytest.approx(0.5, rel=1e-4)
-
-
-def test_targets_of_the_other_estimators_are_returns(tmp_path: Path) -> None:
-    run = filled(with_ppo(tmp_path, estimator="n_step", n_step=3, advantage_norm="none"))
-    rollout, reward = run.buffer.rollout(0), samples_of(run).advantage
-    args = (rollout.next_value, rollout.terminated, rollout.truncated)
-    for estimator, expected in (
-        ("n_step", returns.n_step_return(reward, rollout.value, *args, gamma=0.9, n=3)),
-        ("monte_carlo", returns.monte_carlo_return(reward, *args, gamma=0.9)),
-    ):
-        ppo = replace(run.config.ppo, estimator=estimator)  # type: ignore[arg-type]
-        samples, _ = compute_targets(rollout, reward, ppo)
-        torch.testing.assert_close(rollout.value_target, expected)
-        torch.testing.assert_close(samples.advantage, rollout.value_target - rollout.value)
 
 
 def test_reinforce_weighs_log_probabilities_by_plain_returns(tmp_path: Path) -> None:
@@ -729,3 +715,28 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
         loss = phases.AuxiliaryLoss(run.agent, aux)
         assert loss(samples)[1]["losses/aux/kl_loss"].item() == pytest.approx(0, abs=1e-6)
         assert loss(replace(samples, action_mask=None))[1]["losses/aux/kl_loss"].item() > 1e-3
+
+
+def test_the_divergence_begins_at_zero_if_only_the_auxiliary_phase_rounds(tmp_path: Path) -> None:
+    aux = tiny_aux(every=1, epochs=1, num_minibatches=1)
+    changes = {"compute.aux_precision": "bf16", "model.policy_head_scale": 10.0}
+    run = filled(tiny(tmp_path, aux=aux).with_updates(changes))
+    assert abs(auxiliary_phase(run.learner, run.buffer)["losses/aux/kl_loss"]) < 1e-7
+
+
+def test_the_time_of_an_interrupted_auxiliary_phase_is_that_of_its_parts(tmp_path: Path) -> None:
+    run = filled(tiny(tmp_path, aux=tiny_aux(every=1)))
+    stop = Mock(side_effect=[None, KeyError])
+    with pytest.raises(KeyError):
+        auxiliary_phase(run.learner, run.buffer, on_epoch_start=stop)
+    assert run.buffer.aux_progress is not None
+    run.buffer.aux_progress.seconds = 1000.0
+    assert auxiliary_phase(run.learner, run.buffer)["time/auxiliary"] > 1000
+
+
+def test_an_update_uses_no_more_episodes_than_asked(tmp_path: Path) -> None:
+    run = open_run(with_ppo(tmp_path, collect_by="episodes", num_steps=24, num_minibatches=1,
+                            minibatch_by="transitions", max_episodes=2))  # fmt: skip
+    rollout = run.collect(run.buffer.next_rollout())
+    weight = compute_targets(rollout, rollout.reward, run.config.ppo)[0].weight
+    assert weight is not None and int((rollout.first & (weight > 0)).sum()) == 2

@@ -15,15 +15,8 @@ from tools.prose import find_problems
         ("tests/x.py", "def test_it_goes_on(): ...  # told\n", "tests/x.py:1: test_it_goes_on"),
         ("src/x.py", 'raise ValueError("expected at least 1")\n', "src/x.py:1: the error is not"),
         ("src/x.py", "yield f'too small; expected {n}'\n", "src/x.py:1: the error is not"),
-        ("src/x.py", "yield 'too small'\n", "src/x.py:1: the error is not"),
-        ("src/x.py", "raise ValueError('too small')\n", "src/x.py:1: the error is not"),
-        ("src/x.py", "raise TypeError('must be 1')\n", "src/x.py:1: the error is not"),
-        ("src/x.py", "raise RuntimeError('expected 1')\n", "src/x.py:1: the error is not"),
         ("src/x.py", "m = 'expected 1'\nraise ValueError(m)\n", "src/x.py:2: the error is not"),
-        ("src/x.py", "raise ValueError('it is 3; expected 1')\n", "src/x.py:1: the error is not"),
-        ("src/x.py", "raise ValueError(f'{x} is bad: {error}')\n", "src/x.py:1: the error is not"),
         ("tests/x.py", 'def f():\n    """Which one."""\n', "tests/x.py:2: the docstring begins"),
-        ("tests/x.py", 'def f():\n    """The one."""\n', "tests/x.py:1: the docstring begins"),
     ],
 )
 def test_planted_words_are_found(file: str, text: str, expected: str) -> None:
@@ -31,14 +24,6 @@ def test_planted_words_are_found(file: str, text: str, expected: str) -> None:
     assert problem.startswith(expected)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n is {n}; expected 1. Set it",
-        "{given}; expected 1",
-        "{self.path}: {error}",
-        "unknown option {name}",
-    ],
-)
+@pytest.mark.parametrize("text", ["n is {n}; expected 1. Set it", "{self.path}: {error}"])
 def test_errors_in_the_form_pass(text: str) -> None:
     assert not [*find_problems(Path("src/x.py"), f"raise ValueError(f'{text}') from None")]

@@ -21,7 +21,7 @@ from phasicrl.normalize import EmaMoments
 from phasicrl.objectives import decoupled_surrogate_loss, surrogate_loss
 from phasicrl.phases import PolicyPhaseLoss, auxiliary_phase, compute_targets, policy_phase
 from phasicrl.presets import get_preset
-from tests.helpers import corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, assert_same, corridor, open_run, tiny, tiny_aux
 
 
 @pytest.mark.parametrize("clip", [0.2, 1.5, math.inf])
@@ -196,3 +196,12 @@ def test_the_average_follows_steps_and_restarts_after_the_aux_phase(tmp_path: Pa
     torch.testing.assert_close(policy_weights(average), expected)
     auxiliary_phase(run.learner, run.buffer)
     assert all(map(torch.equal, policy_weights(run.agent), policy_weights(average)))
+
+
+def test_the_averaged_policy_reads_observations_as_the_agent_does(tmp_path: Path) -> None:
+    config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"ppo.proximal_decay": 0.5})
+    run = train(config, make_env=corridor)
+    assert run.learner.proximal is not None
+    ours, averaged = run.agent.reader, run.learner.proximal.agent.reader
+    assert ours.state_dict()
+    assert_same(averaged.state_dict(), ours.state_dict())

@@ -53,10 +53,3 @@ def test_one_that_fails_again_has_failed_and_golden_ones_get_no_second_chance(
 ) -> None:
     assert run(tmp_path, "flaky or broken") == (1, ["test_flaky"])
     assert run(tmp_path, "golden") == (1, [])
-
-
-def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "test_many.py").write_text(
-        TESTS + "".join(f"def test_{n}(): fail_once('{n}')\n" for n in range(11))
-    )
-    assert run(tmp_path, "test_many") == (1, [])

@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -166,25 +165,6 @@ def test_equal_runs_of_two_suites_are_one_arm_with_the_seeds_of_both(
     assert found == {"E = 10": [("101", "30"), ("102", "10")], "E = 1": [("101", "5")]}
 
 
-def test_the_guide_says_which_presets_have_fewer_than_ten_report_seeds() -> None:
-    counts = {
-        path.partition(".")[0]: Counter(row["preset"] for row in rows)
-        for path, rows in files(RESULTS).items()
-        if path != "compat.csv" and "preset" in rows[0]
-    }
-    least = {name: min(count.values()) for name, count in counts.items()}
-    fewer = {name: {number} for name, number in least.items() if number < 10}
-    guide = " ".join((RESULTS.parents[1] / "CONTRIBUTING.md").read_text().split())
-    (words,) = re.findall(r"Presets of ours have ten, some, or PPG of them, fewer \((.+?)\)", guide)
-    numbers = {"one": 1, "five": 5}
-    listed = {
-        name: {numbers[number]}
-        for names, number in (part.split(": ") for part in words.split("; "))
-        for name in names.split(", ")
-    }
-    assert listed == fewer
-
-
 def test_a_command_of_the_page_of_results_finds_the_rows_of_its_runs() -> None:
     """`benchmarks/learning.py` makes no run again whose row is there: names must be the same."""
     page = (RESULTS.parents[1] / "docs" / "learning.md").read_text()
@@ -205,34 +185,6 @@ COLUMNS_OF_SUITE = "task,arm,budget,seed,curve,return_100,greedy_mean"
 def write(folder: Path, name: str, *rows: str) -> None:
     (folder / "suites").mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.csv").write_text("\n".join(rows))
-
-
-def test_a_preset_says_how_it_was_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(result_tables, "TASKS", result_tables.TASKS[:1])
-    values = {101: 500, 102: 100, 103: 474}
-    runs = [f"cartpole-ppo,{seed},100,{value}" for seed, value in values.items()]
-    write(tmp_path, "cartpole", "preset,seed,env_steps,greedy_mean", *runs)
-    _, (_, _, seeds, ppo, ppg, difference, _) = result_tables.tasks()
-    assert seeds == "3" and str(ppo).endswith("least 100") and (ppg, difference) == ("–", "–")
-    found = result_tables.describe_runs("cartpole-ppo")
-    ((words, place),) = found["runs"]
-    assert words.startswith("3 seeds, 100 steps: greedy 358 [")
-    command = "benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo --seeds 3"
-    assert place == f"python {command}" and (found["seeds"], found["mean"]) == (3, 358)
-    assert result_tables.describe_runs("cartpole-ppg")["runs"] == []
-
-
-def test_means_of_the_arms_of_a_suite_stand_on_the_tasks_that_have_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
-    write(tmp_path, "suites/mva-small", COLUMNS_OF_SUITE,
-          "pendulum,off,9,1,1,1,-1500", "pendulum,off,9,2,2,1,-1700", "pendulum,on,9,1,3,1,-7.0",
-          "pendulum,on,9,2,4,1,-8.1", "gymnasium:Taxi-v4,on,9,1,5,1,5.0")  # fmt: skip
-    place = "[mva](../experiments.md#the-reports-findings-source-004)"
-    assert result_tables.format_suite("mva", "off", "on") == f"{place}: Pendulum −1,600 (−7.5)"
-    assert result_tables.format_suite("mva", "of", "on") == f"{place}: –"
 
 
 def test_every_trick_that_a_suite_measures_has_numbers() -> None:

@@ -195,17 +195,6 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy() -> None:
         torch.testing.assert_close(cell, gathered.value_target - 0.5)
 
 
-def test_policy_samples_take_each_field_from_its_place() -> None:
-    rollout, advantage = make_buffer(num_actions=A).next_rollout(), cells(B, T).float()
-    weight = advantage + 1
-    samples = rollout.policy_samples(advantage, weight)
-    same = ("obs", "first", "state", "action_mask", "value_target", "action")
-    source = {name: name for name in same} | {"old_log_prob": "log_prob", "old_value": "value"}
-    for name, origin in source.items():
-        assert getattr(samples, name) is getattr(rollout, origin), name
-    assert samples.advantage is advantage and samples.weight is weight
-
-
 def test_the_buffer_fills_slot_by_slot_and_is_written_over_after_clear() -> None:
     buffer, places = make_buffer(), []
     for slot in range(K):

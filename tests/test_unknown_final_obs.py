@@ -236,3 +236,14 @@ def test_without_a_value_function_no_value_is_added_at_a_time_limit() -> None:
     compute_targets(rollout, rollout.reward, ppo)
     cut = rollout.truncated
     assert cut.any() and torch.equal(rollout.value_target[cut], rollout.reward[cut])
+
+
+def test_the_policy_is_also_cloned_at_steps_without_a_target(tmp_path: Path) -> None:
+    with start_run(tiny(tmp_path, aux=tiny_aux(every=1)), make_env=corridor) as run:
+        run.collect(run.buffer.next_rollout())
+        samples = run.buffer.auxiliary_samples(torch.randn(4, 8, 2))
+        weight, loss = torch.zeros(4, 8), AuxiliaryLoss(run.agent, run.config.aux)
+        weight[:, 0] = 8.0
+        weighted = dataclasses.replace(samples, weight=weight)
+        kls = [loss(each)[1]["losses/aux/kl_loss"] for each in (samples, weighted)]
+    assert kls[0] == kls[1] > 0

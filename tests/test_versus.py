@@ -40,15 +40,6 @@ def test_ratios_are_of_the_same_round_and_of_the_same_group(versus: ModuleType) 
     assert [found["phasicrl"][key] for key in ("rate", "least", "most")] == [30, 10, 60]
 
 
-def test_a_run_that_never_reached_the_threshold_is_the_slowest(versus: ModuleType) -> None:
-    for seconds, expected, reached in (
-        ([4.0, math.nan, 5.0], 5.0, "2 of 3"), ([math.nan, math.nan, 5.0], None, "1 of 3"),
-    ):  # fmt: skip
-        runs = [row("SB3", number, 1.0, value) for number, value in enumerate(seconds)]
-        (line,) = versus.summarize(runs, [versus.Contestant("SB3", "sb3", "")])
-        assert (line["seconds_to_threshold"], line["reached_threshold"]) == (expected, reached)
-
-
 def test_contestants_have_fields_that_exist_and_need_their_python_and_folder(
     versus: ModuleType, tmp_path: Path
 ) -> None:

@@ -9,16 +9,14 @@ from typing import Any
 from unittest.mock import Mock
 from urllib.error import URLError
 
-import gymnasium as gym
 import pytest
-from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
 from phasicrl.envs.envpool import PROCGEN_GAMES, get_family_by_task, import_envpool
 from phasicrl.envs.make import get_time_limit, list_envs, make_envs, resolve_env_id
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from tests.envs.counting import Counting, Spaces
+from tests.envs.counting import Counting
 
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
@@ -71,16 +69,11 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
 @pytest.mark.parametrize(("env_id", "message"), [
     ("envpool:TicTacToe-v1", "env.id is envpool:TicTacToe-v1, for 2 players; expected one"),
     ("envpool:intersection-multi-agent-v1", "for 2 players"),
-    ("gymnasium:texts", "gymnasium:texts: observation_space is Text.*; expected Box"),
 ])  # fmt: skip
 def test_spaces_that_are_not_supported_are_refused(
     env_id: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     envpool = import_envpool()
-
-    spaces = gym.spaces.Text(5), gym.spaces.Discrete(2)
-    spec = EnvSpec("texts", entry_point=lambda **_: Spaces(*spaces))
-    monkeypatch.setitem(gym.registry, "texts", spec)
     monkeypatch.setattr(envpool, "make_gymnasium", lambda *_, **__: pytest.fail("a pool was made"))
     refused(message, id=env_id)
 

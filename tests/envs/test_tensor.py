@@ -355,9 +355,12 @@ def test_simulators_that_reset_as_they_are_made_begin_by_the_seed() -> None:
         envs._time = torch.rand(2)
         return envs
 
-    config = EnvConfig(id="simulated", num_envs=2)
-    first = [make_envs(config, seed=x, make_vector_env=make_vec_env).reset() for x in (1, 1, 2)]
-    assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+    config = EnvConfig(id="simulated", num_envs=4)
+    same, again, *others = [
+        make_envs(config, seed=x, first_env=y, num_envs=2, make_vector_env=make_vec_env).reset()
+        for x, y in ((1, 0), (1, 0), (2, 0), (1, 2))
+    ]
+    assert torch.equal(same, again) and not any(torch.equal(same, other) for other in others)
 
 
 def test_a_run_in_a_simulator_is_evaluated_and_has_no_images(tmp_path: Path) -> None:

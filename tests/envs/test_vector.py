@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -129,6 +131,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no function": (3, "make_vector_env"),
     "no environment": (lambda num_envs: object(), "returned a object with num_envs None"),
     "a single one": (lambda num_envs: Counting(), "returned a Counting with num_envs None"),
+    "no device": (lambda n: SimpleNamespace(num_envs=n), "SimpleNamespace without a device; exp"),
     "too few": (lambda num_envs: sync()(num_envs - 1), "with num_envs 2; expected .* 3"),
     "no mode": (changed(metadata={}), r"metadata\['autoreset_mode'\] .* AutoresetMode"),
     "spaces": (changed(single_observation_space=TEXT), "observation_space is Text.*; expected Box"),
@@ -231,3 +234,13 @@ def test_a_run_trains_resumes_and_is_evaluated(mode: AutoresetMode, tmp_path: Pa
     assert resume(run.directory, **own).env_steps == 64
     (result,) = evaluate(run.directory, episodes=5, policies=("sampled",), **own)
     assert len(result.returns) == 5
+
+
+def test_each_process_resets_with_another_seed() -> None:
+    reset = SyncVectorEnv.reset
+    with patch.object(SyncVectorEnv, "reset", autospec=True, side_effect=reset) as seen:
+        for first in (0, 2):
+            config = EnvConfig(id="mine", num_envs=4)
+            make_envs(config, seed=1, first_env=first, num_envs=2, make_vector_env=sync())
+    seeds = [call.kwargs["seed"] for call in seen.call_args_list]
+    assert len({*seeds}) == len(seeds) == 2

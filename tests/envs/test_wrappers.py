@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -10,11 +11,14 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
+from phasicrl.distributed import World
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, PartialObservation
+from phasicrl.training import build
 from tests.envs.acting import draw_action, make
 from tests.envs.counting import Counting, MaskedInInfo, Spaces
+from tests.helpers import corridor, tiny
 
 B = 3
 RNG = np.random.default_rng(1)
@@ -142,3 +146,12 @@ def test_there_must_be_something_to_mask() -> None:
     numbers = gym.spaces.Box(-1, 1, (2,))
     with pytest.raises(ValueError, match=r"actions are Box.*expected a discrete component"):
         HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)
+
+
+def test_processes_share_the_steps_of_a_heuristic_mask(tmp_path: Path) -> None:
+    config = tiny(tmp_path).with_updates({"env.heuristic_mask_steps": 64})
+    user = {"make_env": corridor, "make_vector_env": None, "mask_actions": even}
+    envs = build._make_envs(config, user, World(1, 2), env_steps=32)
+    assert isinstance(envs, HeuristicMask) and envs.num_envs == 2
+    assert (envs.num_steps, envs.env_steps) == (32, 16)
+    envs.close()

@@ -367,11 +367,6 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     assert calls == ["cuda:1"]
 
 
-def test_an_upload_on_a_cpu_is_the_same_tensor() -> None:
-    executor, values = Executor(Plan()), torch.arange(6.0).reshape(2, 3)
-    assert executor.upload(values) is values
-
-
 @pytest.mark.skipif(
     not Path("/proc/self/statm").exists() or platform.libc_ver()[0] != "glibc",
     reason="only glibc is asked",
@@ -434,3 +429,15 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
     for key in itertools.product((False, True), (8192, 4)):
         torch.testing.assert_close(found["on", *key], found["off", *key], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(found["off", True, 4][1], found["off", False, 4][1])
+
+
+@pytest.mark.parametrize("size", [8, 16, 24])
+def test_inference_in_several_batches_is_that_in_one(size: int, tmp_path: Path) -> None:
+    """Four segments of eight steps, in batches of one, two and three segments."""
+    run = open_run(tiny(tmp_path), Corridor)
+    samples = run.collect(run.buffer.next_rollout()).policy_samples(torch.zeros(4, 8))
+    samples.obs.normal_()
+    whole = phases.compute_dist_params(run.agent, samples, executor=run.executor)
+    batched = Executor(replace(run.executor.plan, inference_batch_size=size))
+    found = phases.compute_dist_params(run.agent, samples, executor=batched)
+    torch.testing.assert_close(found, whole)

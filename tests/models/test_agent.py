@@ -115,14 +115,6 @@ def test_each_loss_reaches_the_networks_of_its_value_path_and_phase(
     assert reached(agent, terms["losses/aux/real_value_loss"]) == {"value_head", *in_aux_phase}
 
 
-def test_separate_networks_share_no_parameter_and_start_differently() -> None:
-    agent = make_agent(space=PICTURES)
-    assert agent.value_encoder is not None
-    policy, value = (list(encoder.parameters()) for encoder in (agent.encoder, agent.value_encoder))
-    assert not {p.data_ptr() for p in policy} & {p.data_ptr() for p in value}
-    assert all(not torch.equal(a, b) for a, b in zip(policy, value, strict=True) if a.ndim > 1)
-
-
 @pytest.mark.parametrize("value_path", ["detached", "shared_in_aux", "shared"])
 def test_single_networks_have_one_encoder_and_start_alike(value_path: ValuePath) -> None:
     """Single networks differ in what their gradients reach, not in what they compute."""

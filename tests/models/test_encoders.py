@@ -70,7 +70,8 @@ def test_width_and_depth(blocks: int, hidden_sizes: tuple[int, ...], expected: i
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (10, 7)])
 def test_impala_computes_its_formula(height: int, width: int) -> None:
-    encoder = impala(height, width, 3, image_layout="channels_last")
+    # The activation is that of the encoder `mlp`.
+    encoder = impala(height, width, 3, image_layout="channels_last", activation="tanh")
     for parameter in encoder.parameters():  # biases too, which start at zero
         nn.init.normal_(parameter, std=0.3, generator=Generator().manual_seed(parameter.numel()))
     weights = [parameter.double() for parameter in encoder.parameters()]
@@ -189,7 +190,7 @@ def test_nature_sizes(size: int, num_inputs: int) -> None:
 
 
 def test_nature_computes_its_formula() -> None:
-    encoder, obs = make(NatureCNN, (36, 40, 3)), images(2, 36, 40, 3)
+    encoder, obs = make(NatureCNN, (36, 40, 3), activation="tanh"), images(2, 36, 40, 3)
     weights = [parameter.double() for parameter in encoder.parameters()]
     x = obs.permute(0, 3, 1, 2).double() / 255
     for index, stride in enumerate((4, 2, 1)):
@@ -198,7 +199,7 @@ def test_nature_computes_its_formula() -> None:
     torch.testing.assert_close(encoder(obs), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "elu"])
 def test_mlp_computes_its_formula(activation: str) -> None:
     mlp = dense(4, hidden_sizes=(8, 5), activation=activation)
     obs = torch.randn(3, 4, dtype=torch.float64, generator=Generator().manual_seed(0))

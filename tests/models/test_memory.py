@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from phasicrl.config import ModelConfig
-from phasicrl.models.memory import Memory, NoMemory, RecurrentMemory, make_memory
+from phasicrl.models.memory import Memory, RecurrentMemory, make_memory
 
 S, L, D, SIZE = 4, 7, 3, 5
 
@@ -99,9 +99,3 @@ def test_weights_come_from_the_generator_and_are_orthogonal_without_biases(kind:
             elif not is_zero:
                 gram = value.T @ value
                 torch.testing.assert_close(gram, torch.eye(len(gram)), rtol=0, atol=1e-5)
-
-
-def test_the_widths_are_those_of_the_kind() -> None:
-    assert (memory_of("lstm").state_size, memory_of("gru").state_size) == (2 * SIZE, SIZE)
-    nothing = any_memory("none")
-    assert isinstance(nothing, NoMemory) and (nothing.state_size, nothing.num_features) == (0, D)

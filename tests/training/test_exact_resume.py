@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +18,8 @@ import pytest
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, RewardNormConfig
 from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
+from phasicrl.seeding import derive_seed
+from phasicrl.training import build
 from phasicrl.training.run import Run
 from tests import helpers
 
@@ -198,13 +201,14 @@ def test_in_the_middle_of_an_auxiliary_phase(
     assert epoch_rows(run.directory) == epoch_rows(unbroken.directory)
 
 
+@pytest.mark.parametrize("changes", [{}, NEW_TARGETS], ids=["targets", "new-targets"])
 def test_rows_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
-    tmp_path: Path,
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """The iteration's end has the same clock, and its row is there; its checkpoint is not."""
     config = helpers.tiny(tmp_path, aux=helpers.tiny_aux(every=2, epochs=3), total_env_steps=256)
-    config = config.with_updates({"checkpoint.every_minutes": 0.0, "checkpoint.keep": 1000})
-    run = train(config, make_env=Drawing)
+    always = {"checkpoint.every_minutes": 0.0, "checkpoint.keep": 1000}
+    run = train(config.with_updates(always | changes), make_env=CutOff)
     names = [path.name for path in run.files.checkpoints]
     steps = f"step-{2 * config.batch_size:012d}"
     assert [name for name in names if name.startswith(steps)] == [
@@ -213,7 +217,7 @@ def test_rows_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     before = helpers.rows_of(run.files)
     for name in names[names.index(f"{steps}-aux-002") :]:
         shutil.rmtree(run.files.checkpoint_folder / name)
-    helpers.assert_same(helpers.rows_of(resume(run.directory, make_env=Drawing).files), before)
+    helpers.assert_same(helpers.rows_of(resume(run.directory, make_env=CutOff).files), before)
 
 
 def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path: Path) -> None:
@@ -242,3 +246,16 @@ def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path
             assert not seen or np.mean(seen) == pytest.approx(row[name], rel=1e-6, abs=1e-9)
             assert len(set(seen)) == len(seen), "each epoch has its own"
             assert all(name not in each for each in own if each["kind"] != kind)
+
+
+def test_environments_made_at_a_resume_are_made_alike_at_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = helpers.tiny(tmp_path, total_env_steps=256)
+    run = train(config, make_env=Hidden, callbacks=helpers.stop_at(2))
+    run = resume(run.directory, make_env=Hidden, callbacks=helpers.stop_at(4))
+    made = Mock(side_effect=build.make_envs)
+    monkeypatch.setattr(build, "make_envs", made)
+    resume(run.directory, make_env=Hidden)
+    seed = derive_seed(config.seed, "env", 2 * config.batch_size)
+    assert made.call_args_list[0].kwargs["seed"] == seed

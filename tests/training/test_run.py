@@ -830,3 +830,12 @@ def test_a_stopped_run_names_the_call_that_resumes_it(
         assert call == f"phasicrl.resume({str(folder)!r}, make_env=…, schedule=…)"
     else:
         assert call == f"phasicrl resume '{folder}' --make-env tests.corridor:corridor"
+
+
+def test_the_clock_of_a_resumed_run_starts_where_it_was(tmp_path: Path) -> None:
+    def stop_late(run: Run, _: dict[str, float]) -> Any:
+        run._seconds_before += 1000
+        return "stop"
+
+    run = train(tiny(tmp_path), make_env=corridor, callbacks=stop_late)
+    assert resume(run.directory, make_env=corridor).seconds > 1000

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import SCHEDULE_SHAPES, Config, PPOConfig
+from phasicrl.config import Config, PPOConfig
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.phases import PolicyPhaseLoss
 from phasicrl.training.build import start_run
@@ -67,11 +67,6 @@ def test_scheduled_values_are_metrics(tmp_path: Path) -> None:
     assert [row["charts/clip"] for row in rows] == pytest.approx([0.2, 0.175, 0.15, 0.125])
     assert {row["charts/entropy_coef"] for row in rows} == {0.01}
     assert "charts/clip" not in train(tiny(tmp_path), make_env=corridor).files.metrics()[0]
-
-
-def test_schedules_end_at_zero() -> None:
-    for shape in SCHEDULE_SHAPES.values():
-        assert shape(0.0) == 1 and shape(0.5) == pytest.approx(0.5) and shape(1.0) == 0
 
 
 def test_a_function_takes_precedence_over_constants_and_named_schedules(tmp_path: Path) -> None:

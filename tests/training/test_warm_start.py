@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux()).with_updates({"init_from": str(other)})
     whole = train(config, make_env=corridor)
     half = train(config, make_env=corridor, callbacks=lambda run, record: "stop")
+    shutil.rmtree(other)
     resumed = resume(half.directory, make_env=corridor)
     assert_same(resumed.agent.state_dict(), whole.agent.state_dict())
 

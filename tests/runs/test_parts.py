@@ -1,0 +1,38 @@
+"""Another number of processes: each gets the state of its environments."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Generator
+
+from phasicrl.distributed import World
+from phasicrl.runs import parts
+from phasicrl.runs.parts import RankState
+
+
+def test_rows_go_to_the_process_that_has_their_environments() -> None:
+    """Three rollouts of four environments, from two processes to one, two and four."""
+    whole = torch.arange(12).view(3, 4)
+    policies = [half.flatten() for half in whole.split(2, dim=1)]
+    for size, rank in [(1, 0), (2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)]:
+        world = World(rank, size)
+        own = whole[:, world.local_slice(4)]
+        found = parts._local_rows("old-policy-000001", policies, {"num_filled": 3}, world)
+        assert torch.equal(found, own.flatten())
+        found = parts._local_rows("rollout-000001-000", [*whole[0].split(2)], {}, world)
+        assert torch.equal(found, own[0])
+
+
+def test_processes_shuffle_by_different_generators() -> None:
+    states = [Generator().manual_seed(rank).get_state() for rank in range(2)]
+    old = [
+        RankState({"learner": {"generator": state}, "env_steps": 64, "collector": 1}, {})
+        for state in states
+    ]
+    new = [parts._redistribute(old, World(rank, 4)).tree for rank in range(4)]
+    found = [each["learner"]["generator"] for each in new]
+    assert all(map(torch.equal, found, states))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
+    assert {each["collector"] for each in new} == {None}
