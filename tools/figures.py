@@ -19,12 +19,10 @@ from phasicrl.lab.analysis.plot import draw_curves, save_figure
 from phasicrl.lab.analysis.references import read_reference_curves
 from phasicrl.lab.experiments.run_suite import make_curves
 from phasicrl.lab.experiments.trials import RETURN
-from tools.result_tables import PPG_RUN, RESULTS, read
+from tools.result_tables import PPG_RUNS, PPG_WINDOW, RESULTS, read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "figures"
-WINDOW = 250_000
-"""Steps over which CleanRL's curves of PPG are averaged."""
 
 
 def _suite(name: str, title: str, output: Path) -> None:
@@ -42,14 +40,14 @@ def _save(figure: Figure, output: Path, description: str) -> None:
 
 def _ppg(output: Path) -> None:
     """Draw our PPG on StarPilot among published runs, as `phasicrl plot` does but for its title."""
-    curves = read_curves([PPG_RUN], "charts/episodic_return", smooth_steps=WINDOW)
-    ends = {curves[0].task: float(curves[0].steps[-1])}
+    curves = read_curves([*PPG_RUNS.values()], "charts/episodic_return", smooth_steps=PPG_WINDOW)
+    ends = {curves[0].task: float(max(curve.steps[-1] for curve in curves))}
     curves += read_reference_curves(Path("cleanrl-ppg"), RETURN, ends=ends)
     (ppo,) = read_reference_curves(Path("baselines-easy"), RETURN, ends=ends)
     curves.append(replace(ppo, label="OpenAI Baselines' PPO"))
-    title = "PPG with auxiliary epochs over 8 of 32 iterations, beside published runs"
-    label = f"episodic return, mean over {WINDOW:,} steps\n(Baselines: last 100 episodes)"
-    _save(draw_curves(curves, label, title), output, f"{PPG_RUN.name}, cleanrl-ppg, baselines-easy")
+    title = "PPG with auxiliary epochs over 8 and over all 32 iterations, beside published runs"
+    label = f"episodic return, mean over {PPG_WINDOW:,} steps\n(Baselines: last 100 episodes)"
+    _save(draw_curves(curves, label, title), output, "procgen-25m, cleanrl-ppg, baselines-easy")
 
 
 def _baselines(output: Path) -> None:

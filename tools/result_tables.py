@@ -248,9 +248,7 @@ def trading() -> Cells:
 def _suites(folder: Path) -> dict[str, dict[tuple[str, ...], list[Row]]]:
     """Return the rows of every suite whose small form has been run by task, arm and budget."""
     return {
-        path.stem.removesuffix("-small"): group(
-            ResultTable(path, ()).read(), "task", "arm", "budget"
-        )
+        path.stem.removesuffix("-small"): group(_read_table(path), "task", "arm", "budget")
         for path in sorted(folder.glob("*.csv"))
     }
 
@@ -529,19 +527,28 @@ def baselines_in_short() -> Cells:
         yield " and ".join(seeds), *(f"{count} of {len(rows)}" for count in counts)
 
 
-PPG_RUN = RESULTS / "procgen-25m" / "runs" / "procgen-ppg-single-paper_starpilot_s101"
+PPG_RUNS = {
+    name: RESULTS / "procgen-25m" / "runs" / f"procgen-ppg-single-paper{ending}_starpilot_s101"
+    for name, ending in {"8 of 32": "", "all 32": "-all32"}.items()
+}
+"""Our runs of PPG on StarPilot by the iterations of an auxiliary epoch."""
+PPG_WINDOW = 250_000
+"""Steps over which CleanRL's curves of PPG are averaged."""
 
 
 def published_ppg() -> Cells:
-    """Yield our PPG's mean returns on StarPilot, CleanRL's, and the difference from 2M steps on.
+    """Yield mean returns on StarPilot of our runs of PPG and of CleanRL's, and their differences.
 
-    Its interval is that of one more run of theirs: Student's t, two degrees of freedom.
+    The interval of a difference is that of one more run of theirs: Student's t, two degrees of
+    freedom.
     """
-    (ours,) = read_curves([PPG_RUN], "charts/episodic_return")
-    ends = [million * 1_000_000 for million in range(int(ours.steps[-1] / 1e6) + 1)]
-    at_stake = [2_000_000, int(ours.steps[-1] // 250_000) * 250_000]  # whole windows of theirs
-    title = f"ours − theirs, 2M to {at_stake[1] / 1e6:g}M"
-    yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), title
+    ours = {name: read_curves([run], "charts/episodic_return")[0] for name, run in PPG_RUNS.items()}
+    lasts = {name: int(x.steps[-1] // PPG_WINDOW) * PPG_WINDOW for name, x in ours.items()}
+    ends, common = [0, 1_000_000, 2_000_000], min(2_000_000, *lasts.values())
+    spans = [(name, [1_000_000, common]) for name in ours]
+    spans += [(name, [2_000_000, last]) for name, last in lasts.items() if last > 2_000_000]
+    titles = (f"{name}, {low / 1e6:g}M–{high / 1e6:g}M" for name, (low, high) in spans)
+    yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), *titles
 
     def means(curve: Curve, edges: list[int]) -> np.ndarray:
         return np.array([windows(edges, curve.steps, run) for run in curve.runs])
@@ -549,15 +556,16 @@ def published_ppg() -> Cells:
     def cells(curve: Curve) -> list[str]:
         return [", ".join(f"{mean:.1f}" for mean in column) for column in means(curve, ends).T]
 
-    yield ours.label, *cells(ours), ""
-    for theirs in read_reference_curves(
-        Path("cleanrl-ppg"), RETURN, ends={ours.task: float(ours.steps[-1])}
-    ):
-        at_end = means(theirs, at_stake)
-        gap = means(ours, at_stake).item() - at_end.mean()
-        half = prediction_half_width(at_end).item()
-        interval = f"{gap:.1f} [{gap - half:.1f}, {gap + half:.1f}]".replace("-", "−")
-        yield theirs.label, *cells(theirs), interval
+    for name, curve in ours.items():
+        yield f"ours, {name}", *cells(curve), *("" for _ in spans)
+    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, ends={curve.task: 3e6}):
+        gaps = list[str]()
+        for name, span in spans:
+            at_end = means(theirs, span)
+            gap = means(ours[name], span).item() - at_end.mean()
+            half = prediction_half_width(at_end).item()
+            gaps.append(f"{gap:.1f} [{gap - half:.1f}, {gap + half:.1f}]".replace("-", "−"))
+        yield theirs.label, *cells(theirs), *gaps
 
 
 # --- agreement with other programs
