@@ -28,7 +28,7 @@ LIMITS = {
     "file of options": 478,
     "largest other file": 380,
     "tests": 20_000,
-    "benchmarks + tools": 4_668,
+    "benchmarks + tools": 4_669,
     "words of docs": 24_997,
     "lines of README": 120,
 }

@@ -558,7 +558,8 @@ def published_ppg() -> Cells:
 
     for name, curve in ours.items():
         yield f"ours, {name}", *cells(curve), *("" for _ in spans)
-    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, ends={curve.task: 3e6}):
+    until = {x.task: float(max(lasts.values())) for x in ours.values()}
+    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, ends=until):
         gaps = list[str]()
         for name, span in spans:
             at_end = means(theirs, span)
