@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +31,7 @@ WINDOWS = 4
 T_95 = 4.303  # Student's t, two degrees of freedom, two-sided 95 %
 
 
-def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[float]:
+def windows(edges: Sequence[int], steps: np.ndarray, values: np.ndarray) -> list[float]:
     """Average a curve over each window of steps."""
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
 

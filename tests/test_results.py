@@ -14,8 +14,7 @@ import pytest
 from phasicrl.cli import main
 from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.presets import PRESETS, read_trainings
-from tests.test_docs import programs
-from tools import reference_pages, result_tables
+from tools import result_tables
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -165,32 +164,9 @@ def test_equal_runs_of_two_suites_are_one_arm_with_the_seeds_of_both(
     assert found == {"E = 10": [("101", "30"), ("102", "10")], "E = 1": [("101", "5")]}
 
 
-def test_a_command_of_the_page_of_results_finds_the_rows_of_its_runs() -> None:
-    """`benchmarks/learning.py` makes no run again whose row is there: names must be the same."""
-    page = (RESULTS.parents[1] / "docs" / "learning.md").read_text()
-    checked = 0
-    for words in programs(page):
-        if words[0] != "benchmarks/learning.py":
-            continue
-        labels = {row["preset"] for row in rows_of(RESULTS.parents[1] / words[1])}
-        for arm in (word.replace(":", " ", 1) for word in words[2:] if word[0].isalpha()):
-            assert arm in labels, f"{words[1]} has no rows of {arm!r}"
-            checked += 1
-    assert checked > 10
-
-
 COLUMNS_OF_SUITE = "task,arm,budget,seed,curve,return_100,greedy_mean"
 
 
 def write(folder: Path, name: str, *rows: str) -> None:
     (folder / "suites").mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.csv").write_text("\n".join(rows))
-
-
-def test_every_trick_that_a_suite_measures_has_numbers() -> None:
-    for row in reference_pages.TRICKS:
-        found = reference_pages.in_suites(row)
-        found += [result_tables.on_reacher(row["reacher"])] * bool(row["reacher"])
-        assert not any(each.endswith("–") for each in found)
-        apart = {result_tables.one_out(row["rung"], x) for x in ("acrobot", "gymnasium:Taxi-v4")}
-        assert not row["rung"] or apart != {"–"}

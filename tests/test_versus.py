@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from phasicrl.cli import parse_config
-from tools.result_tables import SHORT
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,8 +51,3 @@ def test_contestants_have_fields_that_exist_and_need_their_python_and_folder(
         if contestant.trainer == "phasicrl":
             fields = contestant.words.replace("{seed}", "3").split()
             parse_config(fields[2:] if fields[0] == "--tensors" else fields)
-
-
-def test_every_line_of_the_readme_is_a_contestant(versus: ModuleType) -> None:
-    for _, work, ours, theirs in SHORT:
-        assert {ours, theirs} <= {contestant.name for contestant in versus.WORKS[work]}

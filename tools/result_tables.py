@@ -544,17 +544,18 @@ def published_ppg() -> Cells:
     """
     ours = {name: read_curves([run], "charts/episodic_return")[0] for name, run in PPG_RUNS.items()}
     lasts = {name: int(x.steps[-1] // PPG_WINDOW) * PPG_WINDOW for name, x in ours.items()}
-    ends, common = [0, 1_000_000, 2_000_000], min(2_000_000, *lasts.values())
-    spans = [(name, [1_000_000, common]) for name in ours]
-    spans += [(name, [2_000_000, last]) for name, last in lasts.items() if last > 2_000_000]
+    ends = range(0, max(lasts.values()) + 1, 1_000_000)
+    spans = [(name, [2_000_000, last]) for name, last in lasts.items()]
     titles = (f"{name}, {low / 1e6:g}M–{high / 1e6:g}M" for name, (low, high) in spans)
     yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), *titles
 
-    def means(curve: Curve, edges: list[int]) -> np.ndarray:
+    def means(curve: Curve, edges: Sequence[int]) -> np.ndarray:
         return np.array([windows(edges, curve.steps, run) for run in curve.runs])
 
     def cells(curve: Curve) -> list[str]:
-        return [", ".join(f"{mean:.1f}" for mean in column) for column in means(curve, ends).T]
+        columns = means(curve, [end for end in ends if end <= curve.steps[-1]]).T
+        texts = (", ".join(f"{mean:.1f}" for mean in column) for column in columns)
+        return [*texts, *("" for _ in ends[len(columns) + 1 :])]
 
     for name, curve in ours.items():
         yield f"ours, {name}", *cells(curve), *("" for _ in spans)
@@ -565,7 +566,8 @@ def published_ppg() -> Cells:
             at_end = means(theirs, span)
             gap = means(ours[name], span).item() - at_end.mean()
             half = prediction_half_width(at_end).item()
-            gaps.append(f"{gap:.1f} [{gap - half:.1f}, {gap + half:.1f}]".replace("-", "−"))
+            parts = (round(x, 1) + 0 for x in (gap, gap - half, gap + half))  # 0 in place of −0
+            gaps.append("{:.1f} [{:.1f}, {:.1f}]".format(*parts).replace("-", "−"))
         yield theirs.label, *cells(theirs), *gaps
 
 
