@@ -250,7 +250,7 @@ class ActionConfig(_Group):
     min_std: _PositiveFloat = 1e-6
     """Minimum of trained standard deviations (Acme: 1e-6)."""
     max_std: _PositiveFloat | None = None
-    """Maximum of trained standard deviations, without gradient above (ours); none: no limit."""
+    """Maximum of trained standard deviations (ours); none: no limit."""
     squash: Literal["none", "clip", "tanh"] = "none"
     """Restriction of actions to the action range.
     `none`: no restriction.

@@ -31,7 +31,7 @@ class PolicyHead(nn.Module):
     deviations.
 
     Standard deviations by `action.std`, before a squash; trained ones are clamped to `min_std` and
-    `max_std`, beyond which their gradient is zero:
+    `max_std`, without effect on their gradient:
     - `parameter`: exp(log_std), trained, initially `std_value` (CleanRL, SB3).
     - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346),
       initially about `std_value`.
@@ -177,7 +177,8 @@ class PolicyHead(nn.Module):
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
         if config.std not in ("fixed", "range"):
-            std = std.clamp(config.min_std, config.max_std)
+            # The gradient passes, so that a deviation beyond its bound can come back.
+            std = std.detach().clamp(config.min_std, config.max_std) + (std - std.detach())
         return [mean, std.expand_as(mean)]
 
 
