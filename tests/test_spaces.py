@@ -220,6 +220,7 @@ def test_actions_arrive_as_their_space_has_them(space: gym.Space[Any], num: int)
         values, expected = at(batch, path), [at(sample, path) for sample in samples]
         assert values.dtype == leaf.dtype and values.shape == (num, *(leaf.shape or ()))
         np.testing.assert_allclose(values, np.stack(expected), rtol=1e-6)
+        assert isinstance(at(spaces.take_first(space, batch), path), np.ndarray | np.integer)
         values[...] = 0  # an environment may write into what it is given
     np.testing.assert_array_equal(action, copy)
 

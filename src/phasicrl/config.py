@@ -147,8 +147,9 @@ class EnvConfig(_Group):
         if not self.id or not self.id.isprintable():
             yield f"env.id is {self.id!r}; expected printable text. `phasicrl envs` lists ids"
         for key, value in dict[str, Any](self.options).items():
-            if not isinstance(value, OptionValue):
-                yield f"env.options has {key} = {value!r}; expected a text, a number or a boolean"
+            if not isinstance(value, OptionValue) or repr(value) in ("inf", "-inf", "nan"):
+                rule = "a text, a finite number or a boolean"
+                yield f"env.options has {key} = {value!r}; expected {rule}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -593,11 +594,6 @@ class CheckpointConfig(_Group):
     keep: _PositiveInt = 2
     """Number of checkpoints to keep."""
 
-    @property
-    def is_periodic(self) -> bool:
-        """Return whether checkpoints are saved before the end of the run."""
-        return self.every_minutes is not None or self.every_iterations is not None
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig(_Group):
@@ -796,6 +792,10 @@ class Config(_Group):
         given: Any = schedule(progress) if schedule else {}
         if not isinstance(given, Mapping) or given.keys() - names.keys():
             raise ValueError(f"schedule returns {given!r}; expected a dict of {', '.join(names)}")
+        if rate == "adaptive_kl" and "ppo.learning_rate" in given:
+            raise ValueError(
+                "ppo.schedule is adaptive_kl; expected constant with a rate of schedule=…"
+            )
         shapes = {path: SCHEDULE_SHAPES.get(name) for path, name in names.items()}
         named = {key: values[key] * f(progress) for key, f in shapes.items() if f and values[key]}
         return self.with_updates({**named, **given}) if named or given else self

@@ -240,6 +240,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         ValueError: the value has another type.
     """
     origin, members = typing.get_origin(hint), typing.get_args(hint)
+    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in members:
             return None

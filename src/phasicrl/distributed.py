@@ -77,8 +77,6 @@ class World:
 
     def average_record(self, record: dict[str, float]) -> dict[str, float]:
         """Return the mean over all ranks of each number in a record of metrics."""
-        if self.group is None:
-            return record
         means = torch.tensor(list(record.values()), dtype=torch.float64)
         self.all_reduce_mean_([means])
         return dict(zip(record, means.tolist(), strict=True))

@@ -45,8 +45,6 @@ def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray
 
 def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
     """Find the first environment and component in which masks `[B, sum(widths)]` allow nothing."""
-    if not widths:
-        return None
     has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *widths])[:-1], axis=1)
     if has_choice.all():
         return None

@@ -381,6 +381,11 @@ def map_leaves(space: Space[Any], function: Callable[[Any], Any], tree: Any) -> 
     return assemble(space, {path: function(get_part(tree, path)) for path, _ in leaves(space)})
 
 
+def take_first(space: Space[Any], batch: Any) -> Any:
+    """Return the first of values `[B, …]` in the structure of a space; of a float Box an array."""
+    return map_leaves(space, lambda x: x[0, ...] if x.dtype.kind == "f" else x[0], batch)
+
+
 def find_extra_keys(space: Space[Any], obs: Any, path: KeyPath = ()) -> list[str]:
     """Return the paths of an observation's entries that its space lacks."""
     if not _is_tree(space):

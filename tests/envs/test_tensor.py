@@ -166,6 +166,16 @@ def test_a_mask_that_allows_nothing_is_found() -> None:
         envs.step(draw_action(envs, np.random.default_rng(1)))
 
 
+def test_a_mask_to_add_to_logits_is_found_at_the_first_reset() -> None:
+    class Additive(TensorEnvs):
+        def reset(self, **given: Any) -> Any:
+            obs, info = super().reset(**given)
+            return obs, {"action_mask": info["action_mask"].float().log()}  # 0 and −∞
+
+    with pytest.raises(EnvError, match=r"reset\(\) returned.*mask that allows nothing"):
+        make(Additive(counting.MaskedInFlatInfo, 2, "raw")).reset()
+
+
 @pytest.mark.parametrize("key", ["action_mask", "action_masks"])
 def test_masks_begin_with_the_first_reset_and_have_their_name(key: str) -> None:
     class Late(TensorEnvs):

@@ -295,6 +295,10 @@ def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
         *(({"make_head": partial(make_converted, name, convert)},
            rf"make_head\('{name}', …\) returns {given}.*; expected a Tensor of floats")
           for given, convert in OUTPUTS.items() for name in ("policy", "value", "aux_value")),
+        ({"make_encoder": lambda _: Converted(nn.Sequential(nn.ReLU(True), nn.Linear(6, 4)), abs)},
+         "make_encoder writes into its inputs; expected new tensors"),
+        ({"make_head": lambda _, *sizes: nn.Linear(*sizes, bias=False),
+          "value_norm": ValueNormConfig(statistics="ema")}, "value heads nn.Linear with a bias"),
         ({"make_head": make_head, "value_norm": ValueNormConfig(statistics="ema")},
          r"value_norm\.statistics is ema; expected none"),
         ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
@@ -320,7 +324,11 @@ def test_linear_value_heads_of_ones_own_are_rescaled() -> None:
 
 
 def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
-    config, given = tiny(tmp_path, aux=tiny_aux()), {"make_env": Corridor, "make_head": make_head}
+    def add_dropout(*about: Any) -> Any:
+        head: Any = make_head(*about)
+        return head and nn.Sequential(*head, nn.Dropout(0.1))
+
+    config, given = tiny(tmp_path, aux=tiny_aux()), {"make_env": Corridor, "make_head": add_dropout}
     run = train(config, **given)
     with build.start_run(config, **given) as fresh:
         start = fresh.agent.state_dict()
@@ -331,8 +339,8 @@ def test_custom_heads_are_trained_saved_and_loaded(tmp_path: Path) -> None:
     agent = load(run.directory, **given)
     assert_same(agent.network.state_dict(), trained)
     obs = agent.observation_space.sample()
-    values = run.agent.value(torch.tensor(obs)[None, None], torch.ones(1, 1).bool(),
-                             run.agent.initial_state(1))  # fmt: skip
+    first, state = torch.ones(1, 1).bool(), run.agent.initial_state(1)
+    values = run.agent.eval().value(torch.tensor(obs)[None, None], first, state)
     assert agent.value(obs) == pytest.approx(values.item(), rel=1e-6)
     assert len(evaluate(run.directory, episodes=2, **given)) == 2
     with pytest.raises(ValueError, match=r"was trained with make_head=.*expected the same head"):

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
@@ -130,7 +131,8 @@ def test_files_and_pipes_get_plain_text_in_their_encoding(monkeypatch: pytest.Mo
 def test_nothing_is_shown_where_there_is_no_stream(choice: str) -> None:
     closed = io.TextIOWrapper(io.BytesIO())
     closed.close()
-    for stream in (None, closed):
+    tee: Any = SimpleNamespace(write=len, flush=list)
+    for stream in (None, closed, tee):
         display = Display(config(choice), 0, stream)
         display.show_stage("rollout")
         display.show_message("hello")

@@ -36,6 +36,9 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
     assert_same(files.weights(), run.agent.state_dict())
+    tied = torch.ones(2)
+    files.save_weights({"one": tied, "other": tied}, env_steps=1)
+    assert_same(files.weights(), {"one": tied, "other": tied})
     assert [path.name for path in run.directory.glob(".*")] == [".lock"], "something is left over"
 
 

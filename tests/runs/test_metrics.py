@@ -131,12 +131,11 @@ def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
 
 def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) -> None:
     kept: dict[str, Any] | None = None
-    epochs: Any = {"phase": "policy", "epoch": 1}
     for part, asked in enumerate([False, True, False, True]):
         with closing(MetricsLog(tmp_path, config(epochs=asked), saved=kept)) as log:
-            log.write_epoch({}, env_steps=part, iteration=part, **epochs)
+            log.write_epoch({}, {"env_steps": part})
             kept = log.state_dict()
-            log.write_epoch({}, env_steps=99, iteration=99, **epochs)  # after the checkpoint
+            log.write_epoch({}, {"env_steps": 99})  # after the checkpoint
     lines = (tmp_path / "epochs.jsonl").read_text().splitlines()
     assert [json.loads(line)["env_steps"] for line in lines] == [1, 3, 99]
 

@@ -111,6 +111,8 @@ def test_a_checkpoint_has_its_weights(tmp_path: Path, monkeypatch: pytest.Monkey
     (run.directory / "agent.safetensors").unlink()  # a checkpoint has weights enough
     _, *saved = sorted((run.directory / "checkpoints").glob("step-*"))
     monkeypatch.chdir(saved[0])
+    with pytest.raises(ValueError, match="weights is 'best'; expected last"):
+        load(".", make_env=Levers, weights="best")
     agents = [load(path, make_env=Levers) for path in (".", *map(str, saved[1:]))]
     assert [agent.network.value_head.bias.item() for agent in agents] == biases
 
@@ -137,7 +139,7 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
     for given in ((obs, {}), (obs, 1.0, False, False, {"a": 1}), "abc", [[0, 0, 0], [0]]):
         with pytest.raises(ValueError, match=f"of type {type(given).__name__}; expected a whole"):
             agent.act(given, mask=mask)
-    agent.act(np.stack([obs, obs]), mask=[mask, mask])
+    agent.act(np.stack([obs, obs])[::-1], mask=[mask, mask])
     for done in ([True], [True] * 3, "yes", [0, 2], None):
         with pytest.raises(ValueError, match=r"done is .*; expected True or False, or .* of 2 env"):
             agent.reset(done)

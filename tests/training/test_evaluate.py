@@ -82,11 +82,12 @@ def test_an_evaluation_ends_where_episodes_do_not(
     # 20 episodes in 16 environments: of 3 steps in half of them, of 40 in the others.
     assert run.files.metrics()[-1]["evaluation/length"] == pytest.approx((10 * 3 + 8 * 40) / 18)
     path, how = tmp_path / "steps.csv", dict[str, Any]()
-    how |= {"policies": ("sampled",), "steps_file": path, "make_env": countdowns(3, 10**9)}
+    how |= {"policies": ("sampled",), "steps_file": path, "make_env": countdowns(40, 10**9)}
     with pytest.warns(RuntimeWarning, match="10 steps"):
-        (result,) = evaluate(run.directory, episodes=4, **how)
-    assert sorted(result.lengths) == sorted(result.returns) == [3, 3, 40, 40]
-    assert len(path.read_text().splitlines()) == 1 + 2 * 3 + 2 * 40
+        (result,) = evaluate(run.directory, episodes=20, **how)
+    # One that ends by itself in step 40 is not cut, and another follows it.
+    assert list(result.lengths) == list(result.returns) == [40] * 18
+    assert len(path.read_text().splitlines()) == 1 + 18 * 40
 
 
 def test_the_report_by_hand() -> None:

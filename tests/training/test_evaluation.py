@@ -25,11 +25,10 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.lab.film.video import film
 from phasicrl.seeding import derive_seed
 from phasicrl.training import evaluate as evaluate_module
-from phasicrl.training import periodic_evaluation
+from phasicrl.training import evaluation as evaluation_module
 from phasicrl.training import run as run_module
 from phasicrl.training.evaluate import evaluate
-from phasicrl.training.evaluation import Episodes
-from phasicrl.training.periodic_evaluation import PeriodicEvaluation
+from phasicrl.training.evaluation import Episodes, PeriodicEvaluation
 from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tiny, tiny_aux
 
@@ -63,13 +62,13 @@ def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) 
 
 def watch_environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Record the options with which environments of evaluations are made from here on."""
-    made, make = [], periodic_evaluation.make_evaluation_envs
+    made, make = [], evaluation_module.make_evaluation_envs
 
     def watched(config: Config, **options: Any) -> VectorEnv:
         made.append(options)
         return make(config, **options)
 
-    monkeypatch.setattr(periodic_evaluation, "make_evaluation_envs", watched)
+    monkeypatch.setattr(evaluation_module, "make_evaluation_envs", watched)
     return made
 
 
@@ -93,7 +92,7 @@ def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, T
         seen.append({name: value.clone() for name, value in agent.state_dict().items()})
         return Episodes((returns[len(seen) - 1],), (1,))
 
-    monkeypatch.setattr(periodic_evaluation, "run_agent", play)
+    monkeypatch.setattr(evaluation_module, "run_agent", play)
     return seen
 
 
@@ -314,7 +313,7 @@ def test_evaluations_have_networks_in_evaluation_mode_and_the_policy_of_the_opti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
     play = Mock(return_value=Episodes((1.0,), (1,)))
-    for module in (periodic_evaluation, evaluate_module):
+    for module in (evaluation_module, evaluate_module):
         monkeypatch.setattr(module, "run_agent", play)
     run = train(evaluated(tmp_path, **{"evaluation.policy": policy}), make_env=Corridor)
     evaluate(run.directory, episodes=1, policies=(policy,), make_env=Corridor)
@@ -327,7 +326,7 @@ def test_processes_run_different_episodes_and_share_their_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = Mock(return_value=Episodes((1.0,), (1,)))
-    monkeypatch.setattr(periodic_evaluation, "run_agent", play)
+    monkeypatch.setattr(evaluation_module, "run_agent", play)
     made, user = watch_environments(monkeypatch), {"make_env": Corridor, "make_vector_env": None}
     for rank in range(2):
         world: Any = SimpleNamespace(

@@ -27,6 +27,7 @@ CORRIDOR: dict[str, dict[str, Any]] = {
     "env.num_threads": {"env.num_threads": 2},
     "env.num_levels": {"env.num_levels": 3},
     "env.options.a": {"env.options": {"a": 1}},
+    "env.heuristic_mask_steps": {"env.heuristic_mask_steps": 10},
     "action.squash": {"action.squash": "clip"},
     "compute.micro_batch": {"compute.micro_batch": 8},
     "model.image_layout": {"model.image_layout": "channels_last"},

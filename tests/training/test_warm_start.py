@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from phasicrl.algorithm import resume, train
+from phasicrl.algorithm import train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.warm_start import load_matching_weights
-from tests.helpers import OBS_NORM, VALUE_NORM, assert_same, corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, assert_same, corridor, open_run, tiny
 
 
 def begun(tmp_path: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -73,16 +72,6 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     with open_run(tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"init_from": str(other)})) as run:
         normalizer = run.agent.reader.normalizer
         assert normalizer is not None and normalizer.moments.count == 0
-
-
-def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
-    other, _ = begun(tmp_path)
-    config = tiny(tmp_path, aux=tiny_aux()).with_updates({"init_from": str(other)})
-    whole = train(config, make_env=corridor)
-    half = train(config, make_env=corridor, callbacks=lambda run, record: "stop")
-    shutil.rmtree(other)
-    resumed = resume(half.directory, make_env=corridor)
-    assert_same(resumed.agent.state_dict(), whole.agent.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, EnvWatchdog
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 ObsAndMask = tuple[np.ndarray, "np.ndarray | None"]
 """Observations `[B, …]` and their masks `[B, mask_size]`; None without masks."""
 
@@ -250,11 +249,12 @@ class NumpyVectorEnv:
         Raises:
             EnvError: a reward is not finite.
         """
-        is_finite = np.abs(reward) <= _MAX_FLOAT32
-        if not is_finite.all():
+        with np.errstate(over="ignore"):
+            number = reward.astype(np.float32, copy=False)
+        if not (is_finite := np.isfinite(number)).all():
             text = f"returned a reward that is not finite, or too large for float32: {reward}"
             self._raise_error(int(np.argmin(is_finite)), "step", text)
-        return reward.astype(np.float32, copy=False)
+        return number
 
     def _raise_error(self, index: int, call: str, text: str) -> NoReturn:
         location = f"{self.name}: environment {index}, {call}() at step {self._num_steps}"

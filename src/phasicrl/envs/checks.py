@@ -28,6 +28,7 @@ from phasicrl.spaces import (
     count_choices,
     find_extra_keys,
     map_leaves,
+    take_first,
     to_array,
 )
 
@@ -257,7 +258,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         self._num_steps += 1
         try:
             batch = self._actions.unflatten(np.asarray(action)[None])
-            env_action = map_leaves(self._properties.action_space, lambda part: part[0], batch)
+            env_action = take_first(self._properties.action_space, batch)
             obs, reward, terminated, truncated, info = check_tuple(self.env.step(env_action), 5)
             number = to_numeric(reward)
             if number is None or number.size != 1:
@@ -334,7 +335,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             self.env = self._make_env()
         self._generator = None
         if seed is None:
-            generator = self.env.unwrapped.np_random
+            generator = getattr(self.env.unwrapped, "np_random", None)
             is_numpy = isinstance(generator, np.random.Generator)
             self._generator = generator.bit_generator.state if is_numpy else generator
         else:

@@ -26,7 +26,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
-from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, inspect_env
+from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, convert_errors, inspect_env
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
 from phasicrl.envs.protocol import EnvError, RestoreMethod
@@ -193,7 +193,8 @@ def convert_make_options(spec: EnvSpec, given: Mapping[str, Any], **drawing: Any
         ValueError: an option does not exist, or its default has another type.
     """
     entry = spec.entry_point
-    creator = entry if callable(entry) else load_env_creator(entry or "")
+    with convert_errors(f"gymnasium:{spec.id}: its import"):
+        creator = entry if callable(entry) else load_env_creator(entry or "")
     parts = inspect.signature(creator).parameters.values()
     named = [part for part in parts if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
     known = {part.name: None if part.default is part.empty else part.default for part in named}

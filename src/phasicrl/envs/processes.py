@@ -44,7 +44,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         except Exception as error:
             _kill(getattr(self, "processes", ()))
             remedy = "Put the code of your script under `if __name__ == '__main__':`, and use a"
-            remedy += " make_env that can be pickled"
+            remedy += " make_env that can be pickled; or use env.vectorization sync"
             if "AF_UNIX" in str(error):
                 remedy = "Set TMPDIR to a folder with a shorter path"
             text = f"{name}: processes did not start ({error!r}). {remedy}"

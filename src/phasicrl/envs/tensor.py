@@ -134,7 +134,8 @@ class TensorVectorEnv:
                 self._first_obs = *self._pack(obs), self._read_mask(obs, info)
         (obs, self._is_valid, self.action_mask), self._first_obs = self._first_obs, None
         self.obs = obs
-        self.check_numbers(self._is_valid, "reset()")
+        checks = [self._is_valid, *self._check_mask(self.action_mask)]
+        self.check_numbers(torch.stack(checks), "reset()")
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
@@ -187,7 +188,8 @@ class TensorVectorEnv:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
         elif may_have_ended and self.has_final_obs:
             given_final = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
-            if given_final is given_obs:
+            paths = [] if given_final is None else [leaf.path for leaf in self._layout.leaves]
+            if any(get_part(given_final, path) is get_part(given_obs, path) for path in paths):
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
                 final_obs, is_valid = self._pack(given_final, ended, "info['final_obs']")
@@ -195,8 +197,7 @@ class TensorVectorEnv:
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
-        choices = () if mask is None else mask.split(self._widths, 1)
-        checks += [each.any(1).all() for each in choices]
+        checks += self._check_mask(mask)
         # Where both flags are set, the episode ended by its rules.
         truncated = truncated & ~terminated
         step = TimeStep(
@@ -331,10 +332,15 @@ class TensorVectorEnv:
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
+    def _check_mask(self, mask: Tensor | None) -> list[Tensor]:
+        """Return whether masks allow something in each discrete component, 0-d."""
+        choices = () if mask is None else mask.split(self._widths, 1)
+        return [each.any(1).all() for each in choices]
+
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
         if self.mask_size:
-            return self._copy(mask, (self.mask_size,), MASK).bool()
+            return self._copy(mask, (self.mask_size,), MASK) == 1
         return refuse_late_mask(info) if self._widths else None
 
 

@@ -36,7 +36,7 @@ from phasicrl.envs.checks import (
 from phasicrl.envs.rsl_rl import RslRlSimulator
 from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.masks import find_fully_blocked
-from phasicrl.spaces import count_choices, map_leaves, to_array
+from phasicrl.spaces import count_choices, get_part, map_leaves, to_array
 
 MakeVectorEnv = Callable[[int], Any]
 """Function that makes a vector environment of a number of environments.
@@ -62,10 +62,11 @@ def make_custom_envs(
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
         if hasattr(vector, "get_observations"):
             vector = RslRlSimulator(vector)
-        if not hasattr(vector, "metadata") and getattr(vector, "device", None) is None:
+        has_device = getattr(vector, "device", None) is not None
+        if not has_device and not hasattr(vector, "metadata"):
             rule = "a VectorEnv, or a simulator of tensors on its device"
             raise Invalid(f"returned a {type(vector).__name__} without a device; expected {rule}")
-    if getattr(vector, "device", None) is not None:
+    if has_device:
         return TensorVectorEnv(config.id, vector, config, local)
     return CustomVectorEnv(vector, config, local)
 
@@ -88,7 +89,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         name, self._vector = config.id, vector
         with convert_errors(f"{name}: metadata['autoreset_mode'] of make_vector_env()"):
             self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
-        spaces = self._vector.single_observation_space, self._vector.single_action_space
+        spaces = (getattr(vector, f"single_{x}_space", None) for x in ("observation", "action"))
         properties = make_env_properties(name, *spaces)
         self._widths = count_choices(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
@@ -125,15 +126,13 @@ class CustomVectorEnv(NumpyVectorEnv):
                 return NumpyStep(stored, reward, terminated, truncated, None, mask)
             final_obs = stored.copy()
             if has_reset:
-                if info.get("final_obs") is obs:
-                    raise Invalid("returned obs as info['final_obs']; expected a copy of it")
-                final_obs[ended] = self._read_final_obs(info, ended)
+                final_obs[ended] = self._read_final_obs(info, ended, obs)
             else:
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
                 first = self._pack_and_check(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
-                    text = "resets all environments in reset(options={'reset_mask': …})"
-                    raise Invalid(f"{text}; expected the ended ones. Use autoreset_mode=SAME_STEP")
+                    text = "resets all in reset(options={'reset_mask': …}); expected the ended ones"
+                    raise Invalid(f"{text}. Use SyncVectorEnv(…, autoreset_mode=SAME_STEP)")
                 stored[ended] = first[ended]
                 first_mask = self._read_mask(obs, info, ended)
                 mask = None if mask is None else mask | first_mask
@@ -146,11 +145,14 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _reset_vector(self, **options: Any) -> tuple[Any, ...]:
         return check_tuple(self._vector.reset(**options), 2)
 
-    def _read_final_obs(self, info: Any, ended: np.ndarray) -> np.ndarray:
+    def _read_final_obs(self, info: Any, ended: np.ndarray, obs: Any) -> np.ndarray:
         """Return the stored final observations of the ended episodes."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         rows, envs, stored_space = finals, np.flatnonzero(ended), self.observation_space
-        is_array = isinstance(finals, np.ndarray) and finals.dtype != object
+        is_array, leaves = (
+            isinstance(finals, np.ndarray) and finals.dtype != object,
+            self._layout.leaves,
+        )
         try:
             if is_array or type(finals) not in (list, np.ndarray):
                 rows = iterate(batch_space(space, self.num_envs), finals)
@@ -165,6 +167,9 @@ class CustomVectorEnv(NumpyVectorEnv):
             wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
             why = f" ({error})" if str(error).startswith("an observation") else ""  # of `pack`
             raise Invalid(f"{text}; expected with SAME_STEP {wanted}{why}") from None
+        for path, final in ((x.path, get_part(part, x.path)) for x in leaves for part in parts):
+            if np.may_share_memory(final, to_array(get_part(obs, path))):
+                raise Invalid("returned info['final_obs'] in the memory of obs; expected a copy")
         return self._check_obs_values(stored, "step", envs)
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:

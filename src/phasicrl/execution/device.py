@@ -47,8 +47,10 @@ def use_threads(num_threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def use_torch_settings(plan: Plan) -> Iterator[None]:
-    """Set PyTorch's threads and determinism, and restore both at the end.
+def use_torch_settings(plan: Plan, seed: int) -> Iterator[None]:
+    """Set PyTorch's threads, determinism and global generator, and restore all at the end.
+
+    Networks of the user draw from the generator on the CPU, such as for dropout.
 
     Raises:
         ValueError: another thread of this process trains.
@@ -62,7 +64,9 @@ def use_torch_settings(plan: Plan) -> Iterator[None]:
         if plan.deterministic:
             os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is not deterministic without
             torch.use_deterministic_algorithms(True)
-        with use_threads(torch.get_num_threads() if plan.on_gpu else plan.num_threads):
+        num_threads = torch.get_num_threads() if plan.on_gpu else plan.num_threads
+        with use_threads(num_threads), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             yield
     finally:
         if variable is None:

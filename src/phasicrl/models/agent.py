@@ -11,6 +11,7 @@ import gymnasium as gym
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
 from phasicrl.models.distributions import Policy
@@ -131,12 +132,21 @@ class Agent(nn.Module):
         self.policy_head = PolicyHead(action_space, action, partial(new_head, "policy", memory))
         self.value_head = new_head("value", self.value_memory or memory)
         self.aux_value_head = new_head("aux_value", memory) if auxiliary else None
-        self.value_normalizer: ValueNormalizer | None = None
-        if (statistics := value_norm.statistics) != "none":
-            self.value_normalizer = ValueNormalizer(statistics=statistics, decay=value_norm.decay)
-            if not {type(self.value_head), type(self.aux_value_head)} <= {nn.Linear, type(None)}:
-                given = f"value_norm.statistics is {statistics}"
-                raise ValueError(f"{given}; expected none, or value heads that are one nn.Linear")
+        self.value_normalizer = self._make_value_normalizer(value_norm)
+
+    def _make_value_normalizer(self, norm: ValueNormConfig) -> ValueNormalizer | None:
+        """Make the normalizer of values, which rescales the value heads; None if it is off.
+
+        Raises:
+            ValueError: a value head is not one linear layer with a bias.
+        """
+        if norm.statistics == "none":
+            return None
+        heads: list[Any] = [self.value_head, self.aux_value_head or self.value_head]
+        if any(type(head) is not nn.Linear or head.bias is None for head in heads):
+            given = f"value_norm.statistics is {norm.statistics}"
+            raise ValueError(f"{given}; expected none, or value heads nn.Linear with a bias")
+        return ValueNormalizer(statistics=norm.statistics, decay=norm.decay)
 
     @torch.no_grad()
     def _check_network(self, maker: str, net: Any, inputs: Any, shapes: Any, expected: Any) -> Any:
@@ -149,6 +159,7 @@ class Agent(nn.Module):
         if any(net is each for each in self.modules()):
             raise ValueError(f"{maker} returned one network twice; expected a new one at each call")
         rule = f"a Tensor of floats of shape {expected} for inputs of shape {shapes}"
+        versions = [x._version for x in tree_leaves(inputs)]
         try:
             output = net.eval()(inputs)
         except Exception as error:
@@ -157,6 +168,8 @@ class Agent(nn.Module):
         if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
             given = f"{type(output).__name__} {dtype} {tuple(shape)}"
             raise ValueError(f"the network of {maker} returns {given}; expected {rule}")
+        if versions != [x._version for x in tree_leaves(inputs)]:  # as in x /= 255
+            raise ValueError(f"the network of {maker} writes into its inputs; expected new tensors")
         return net.train()
 
     def check_images(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:

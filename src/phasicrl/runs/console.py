@@ -51,7 +51,7 @@ class Display:
     """
 
     def __init__(self, config: Config, env_steps: int, stream: TextIO | None) -> None:
-        self.kind = "off" if stream is None or stream.closed else config.log.console
+        self.kind = "off" if getattr(stream, "closed", stream is None) else config.log.console
         console = Console(file=stream, force_terminal=True if self.kind == "live" else None)
         if self.kind == "auto":
             is_watched = console.is_interactive and console.file.isatty()
@@ -140,4 +140,4 @@ def _format(value: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Format a time in seconds, such as `0:45:10` or `2 days, 7:33:20`."""
-    return str(timedelta(seconds=round(seconds)))
+    return str(timedelta(seconds=min(round(seconds), 10**13)))

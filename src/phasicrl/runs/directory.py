@@ -309,8 +309,9 @@ class RunDirectory:
 
         steps = str(env_steps)
         metadata = {"env_steps": steps, "sha256": hash_tensors(weights, steps)}
+        separate = {name: weight.clone() for name, weight in weights.items()}  # of tied layers
         with atomic_write(self.path / _WEIGHTS[which]) as temporary:
-            save_tensors(weights, temporary, metadata=metadata)
+            save_tensors(separate, temporary, metadata=metadata)
 
     def reject_special_files(self) -> None:
         """Check that the directory, its folders and its checkpoints have no links or special files.

@@ -130,19 +130,8 @@ class MetricsLog:
         self._call_sinks(lambda sink: sink.write(finite, env_steps))
         self._call_display(lambda display: display.show_metrics(values, env_steps))
 
-    def write_epoch(
-        self, record: Values, *, env_steps: int, iteration: int, phase: str, epoch: int
-    ) -> None:
-        """Write the metrics of one epoch into `epochs.jsonl`.
-
-        Args:
-            record: means over the epoch.
-            env_steps: environment steps so far.
-            iteration: iteration of the epoch.
-            phase: `policy` (with the value loss in joint epochs), `value`, or `aux`.
-            epoch: number of the epoch in its phase, from 1.
-        """
-        head = {"env_steps": env_steps, "iteration": iteration, "kind": phase, "epoch": epoch}
+    def write_epoch(self, record: Values, head: dict[str, Any]) -> None:
+        """Write the means over one epoch into `epochs.jsonl`, behind the fields of `head`."""
         self._append(EPOCHS_FILE, head, record)
 
     def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:

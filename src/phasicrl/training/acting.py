@@ -19,7 +19,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST_FILE
 from phasicrl.runs.directory import WeightsKind, find_run_or_agent
-from phasicrl.spaces import ActionLayout, count_choices, get_part, map_leaves
+from phasicrl.spaces import ActionLayout, count_choices, get_part, map_leaves, take_first
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
 from phasicrl.training.evaluation import AgentInput, choose_actions
@@ -49,7 +49,7 @@ class TrainedAgent:
         self._layout = network.reader.layout
         self._actions, self._obs_indices = ActionLayout(envs.action_space), config.env.observe
         self._precision: Precision = config.compute.policy_precision
-        self._generator = Generator().manual_seed(seed)
+        self._generator = Generator().manual_seed(int(seed))
         self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
 
     def reset(self, done: Any = True) -> None:
@@ -88,7 +88,7 @@ class TrainedAgent:
         _, action, self._state = choose_actions(self.network, inputs, generator, self._precision)
         self._first = torch.zeros_like(inputs.first)
         actions = self._actions.unflatten(self.network.policy_head.env_action(action[:, 0]).numpy())
-        return actions if is_batch else map_leaves(self.action_space, lambda x: x[0], actions)
+        return actions if is_batch else take_first(self.action_space, actions)
 
     @torch.inference_mode()
     def value(self, obs: Any) -> Any:
@@ -138,7 +138,7 @@ class TrainedAgent:
         elif len(first) != num_envs:
             given = f"{num_envs} observations are given after {len(first)}"
             raise ValueError(f"{given}; expected as many. Call reset() first")
-        return AgentInput(torch.from_numpy(stored), first, state, masks), is_batch
+        return AgentInput(torch.from_numpy(stored.copy()), first, state, masks), is_batch
 
 
 def load(
@@ -159,6 +159,8 @@ def load(
     """
     path = find_run_or_agent(path).path.absolute()
     checkpoint = path if (path / MANIFEST_FILE).is_file() else None
+    if checkpoint and weights != "last":
+        raise ValueError(f"weights is {weights!r}; expected last, the only ones of a checkpoint")
     saved = SavedAgent.open(path.parents[1] if checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:
         network = saved.load_agent(envs, weights, checkpoint=checkpoint)

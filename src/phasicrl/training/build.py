@@ -29,7 +29,7 @@ from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compiled import has_compiler
-from phasicrl.execution.device import find_device, use_torch_settings
+from phasicrl.execution.device import find_device, use_threads, use_torch_settings
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
@@ -110,7 +110,8 @@ def start_run(
         run, _ = _build_run(config, objects, world, signals, resources, make_directory, None)
         run.write_card()
         run.take_snapshot()
-        if config.checkpoint.is_periodic:  # the first iteration may fail
+        periods = config.checkpoint.every_minutes, config.checkpoint.every_iterations
+        if periods != (None, None):  # the first iteration may fail
             run.save()
         undo.pop_all()
         run.resources = resources.pop_all()
@@ -286,7 +287,7 @@ def _build_run(
         messages += [f"images are read as {each} (model.image_layout)" for each in sorted(readings)]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
-        resources.enter_context(use_torch_settings(plan))
+        resources.enter_context(use_torch_settings(plan, derive_seed(config.seed, "init")))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
         _check_directory_is_shared(files, world)
@@ -421,7 +422,7 @@ def make_agent(config: Config, envs: VectorEnv, objects: Mapping[str, Any] = {})
         objects: custom objects by name, of which `make_encoder` and `make_head` are used.
     """
     init_seed = derive_seed(config.seed, "init")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), use_threads(1):
         torch.manual_seed(init_seed)  # custom networks draw from the global generator
         try:
             for name in ("make_encoder", "make_head"):

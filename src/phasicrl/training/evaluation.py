@@ -1,10 +1,12 @@
-"""Episodes of an agent without training. Kind: effects (steps environments)."""
+"""Episodes of an agent without training, also during a run. Kind: effects (steps environments)."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import entry_points
 from itertools import chain
@@ -14,10 +16,14 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import ActionSelection, Config, EnvConfig, EvaluatedLevels, Levels, Precision
+from phasicrl.distributed import World
 from phasicrl.envs.make import make_envs, resolve_env_id
 from phasicrl.envs.protocol import LIMIT_HINT, TimeStep, VectorEnv
+from phasicrl.learner import Record
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
 
 
@@ -78,14 +84,16 @@ class EpisodeTracker:
         self.returns += reward
         self.lengths += 1
 
-    def find_episodes_to_cut(self, name: str) -> Tensor:
-        """Return the mask `[B]` of counted episodes of `MAX_EPISODE_STEPS`; warn of long ones."""
+    def find_episodes_to_cut(self, name: str, ended: Tensor) -> Tensor:
+        """Return the mask `[B]` of counted episodes that do not end; warn of long ones."""
         lengths = self.lengths * self.unfinished_envs
         if lengths.max() == LONG_EPISODE_STEPS:
             text = f"{name}: an episode of the evaluation has {LONG_EPISODE_STEPS:,} steps, and is"
             text += f" cut at {MAX_EPISODE_STEPS:,}. If none ends, set a time limit ({LIMIT_HINT})"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return lengths >= MAX_EPISODE_STEPS
+        endless = (lengths >= MAX_EPISODE_STEPS) & ~ended
+        self._left[endless] = 1  # the last of its environment, which is not reset
+        return endless
 
     def finish_episodes(self, ended: Tensor, failed: Tensor) -> None:
         """Finish episodes where `ended` `[B]`; do not count those where `failed` `[B]` as well."""
@@ -93,7 +101,6 @@ class EpisodeTracker:
         pairs = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*pairs, strict=True)
         self._left[counted] -= 1
-        self._left[counted & (self.lengths >= MAX_EPISODE_STEPS)] = 0  # cut, and not reset
         self.indices[ended] += 1
         self.returns[ended], self.lengths[ended] = 0, 0
 
@@ -199,7 +206,7 @@ def run_episodes(
             step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})
         tracker.add_rewards(step.reward)
         ended = step.terminated | step.truncated
-        endless = tracker.find_episodes_to_cut(envs.name) & ~ended
+        endless = tracker.find_episodes_to_cut(envs.name, ended)
         on_step(replace(step, truncated=step.truncated | endless), tracker)
         tracker.finish_episodes(ended | endless, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
@@ -260,7 +267,7 @@ def run_agent(
         on_episode_end: callback at the ends of episodes, see `OnEpisodeEnd`.
         precision: precision of the encoders.
     """
-    generator = None if policy == "greedy" else Generator().manual_seed(seed)
+    generator = None if policy == "greedy" else Generator().manual_seed(int(seed))
     chosen: list[Any] = []  # distributions and actions of the latest step
 
     def act(inputs: AgentInput) -> tuple[Tensor, Tensor]:
@@ -276,3 +283,78 @@ def run_agent(
     state = agent.initial_state(envs.num_envs)
     return run_episodes(act, envs, state, episodes=episodes, on_episode_end=on_episode_end,
                         on_step=call_on_step)  # fmt: skip
+
+
+class PeriodicEvaluation:
+    """Evaluation every `evaluation.every_iterations` iterations of a run.
+
+    Args:
+        config: options of the run.
+        files: run directory, for films and tables of steps.
+        log: log of the run, for tables of steps and warnings.
+        world: processes of the run, which share the episodes.
+        user: custom objects by the names of `train`'s arguments.
+
+    Raises:
+        ImportError: films or steps are requested, and the lab is not installed.
+    """
+
+    def __init__(
+        self, config: Config, files: RunDirectory, log: MetricsLog, world: World,
+        user: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._config, self._world = config, world
+        self._user = {name: user[name] for name in ("make_env", "make_vector_env")}
+        self._episodes = math.ceil(config.evaluation.episodes / world.size)
+        self._recorder: Any = None
+        if world.is_first and (config.evaluation.film or config.evaluation.steps):
+            self._recorder = load_lab_object("Recorder")(config, files, log, **self._user)
+
+    def is_due(self, iteration: int, env_steps: int) -> bool:
+        """Return whether to evaluate after this iteration; if at all, also after a run's last."""
+        every = self._config.evaluation.every_iterations
+        return every is not None and (iteration % every == 0 or env_steps >= self._config.budget)
+
+    def evaluate(self, agent: Agent, env_steps: int) -> Record:
+        """Run episodes on the levels and environments of the options, and return their metrics.
+
+        Args:
+            agent: copy of the agent on the CPU.
+            env_steps: environment steps of the run so far.
+        """
+        kinds = expand_levels(self._config.evaluation.levels)
+        env_ids = self._config.evaluation.env_ids
+        cases: list[tuple[Levels, Config]] = [(levels, self._config) for levels in kinds]
+        cases.extend((kinds[0], self._config.with_updates({"env.id": each})) for each in env_ids)
+        with self._world.sync_errors("an evaluation"):
+            episodes = [self._run_episodes(*case, agent) for case in cases]
+        parts = zip(*self._world.all_gather_object(episodes), strict=True)
+        (mean_return, mean_length), *means = map(mean_return_and_length, parts)
+        record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
+        for _ in kinds[1:]:
+            train_return, _ = means.pop(0)
+            record["evaluation/train_return"] = train_return
+            record["evaluation/gap"] = train_return - mean_return
+        for env_id, each in zip(env_ids, means, strict=True):
+            record[f"evaluation/{env_id}/return"], record[f"evaluation/{env_id}/length"] = each
+        if self._recorder is not None:
+            self._recorder.write(agent, env_steps, derive_seed(self._config.seed, "validation"))
+        return record
+
+    def _run_episodes(self, levels: Levels, config: Config, agent: Agent) -> Episodes:
+        """Run this process's episodes on one environment and kind of levels; record the first."""
+        is_own = config is self._config
+        is_first = is_own and levels == expand_levels(config.evaluation.levels)[0]
+        recorder, user = self._recorder if is_first else None, self._user if is_own else {}
+        # All evaluations have the same seeds; they differ between processes, and from those of
+        # `evaluate`, which may judge the best weights.
+        others = () if self._world.is_first else (self._world.rank,)
+        seed = derive_seed(config.seed, "validation", *others)
+        num_envs = min(self._episodes, 16)
+        envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, **user)
+        with closing(envs):
+            return run_agent(
+                agent, envs, episodes=self._episodes, policy=config.evaluation.policy,
+                seed=config.seed, precision=config.compute.policy_precision,
+                on_step=None if recorder is None else recorder.on_step,
+            )  # fmt: skip

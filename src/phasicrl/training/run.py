@@ -11,8 +11,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from typing import Any, Literal, Self
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ from phasicrl.runs.parts import OLD_POLICY_PREFIX
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import find_commit, get_versions, num_cores, processor
 from phasicrl.system.signals import SignalHandler
-from phasicrl.training.evaluation import LONG_EPISODE_STEPS
-from phasicrl.training.periodic_evaluation import PeriodicEvaluation
+from phasicrl.training.evaluation import LONG_EPISODE_STEPS, PeriodicEvaluation
 
 
 def _name(function: Any) -> str:
@@ -79,7 +78,7 @@ OnIteration = Callable[["Run", Record], Literal["stop"] | None]
 """Function in place of `Callbacks` that is used as their `on_iteration`."""
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """Learner with environments, buffer, directory, log and clock.
 
     As a context manager, the run is closed at the end; after an error, its last complete iteration
@@ -186,8 +185,8 @@ class Run:
         """
         if self.config.log.epochs:
             record = self.world.average_record(means.pop_means())
-            place = {"env_steps": self.env_steps, "iteration": self.iteration}
-            self.metrics_log.write_epoch(record, **place, phase=phase, epoch=epoch + 1)
+            head = {"env_steps": self.env_steps, "iteration": self.iteration, "kind": phase}
+            self.metrics_log.write_epoch(record, head | {"epoch": epoch + 1})
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics of your own, such as `{"own/level": 3}`, to those of the current iteration.
@@ -388,6 +387,7 @@ class Run:
         return {
             "learner": self.learner.state_dict(),
             "action_generator": self.collector.generator.get_state(),
+            "torch_generator": torch.get_rng_state(),
             "episodes": self.collector.episodes.state_dict(),
             "collector": self.collector.state_dict(),
             "envs_since": self.envs_since,
@@ -419,6 +419,7 @@ class Run:
             rule = f"{self.iteration % every} in iteration {self.iteration}, with aux.every {every}"
             raise ValueError(f"number of rollouts is {filled}; expected {rule}")
         self.collector.generator.set_state(state["action_generator"])
+        torch.set_rng_state(state["torch_generator"])
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self._origin["run"] = state["run"]
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
@@ -459,9 +460,6 @@ class Run:
     def close(self) -> None:
         """Release environments, log and run directory; restore PyTorch's settings and signals."""
         self.resources.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close the run; after an error, save its last snapshot first.

@@ -6,6 +6,7 @@ from gymnasium.spaces import Box
 
 from phasicrl.config import Config, get_defaults
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.spaces import is_image, leaves
 
 Requirement = tuple[object, str, str]
@@ -42,6 +43,7 @@ def _list_env_requirements(config: Config, envs: VectorEnv, backend: str) -> lis
         (len(numbers) < len(parts), "images", "model.image_layout"),
         (is_continuous, "continuous actions", "action."),
         (has_dense, "dense layers on numbers", "model.activation model.value_activation"),
+        (isinstance(envs, HeuristicMask), "mask_actions", "env.heuristic_mask_steps"),
     ]
 
 
