@@ -6,19 +6,12 @@ Importing the package does not wait for torch.
 from __future__ import annotations
 
 import dataclasses
-import pkgutil
 import subprocess
 import sys
 
 import pytest
 
 import phasicrl
-
-
-def test_no_public_name_is_a_modules_name() -> None:
-    modules = {module.name for module in pkgutil.iter_modules(phasicrl.__path__)}
-    assert {"algorithm", "collect", "config"} <= modules
-    assert not modules & set(phasicrl.__all__)
 
 
 def test_names_are_the_same_whatever_was_imported_before() -> None:

@@ -55,7 +55,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "seed is -1"),
     *(({"stop_at_return": x}, f"stop_at_return is {x}; expected a finite number")
       for x in (math.nan, math.inf, -math.inf)),
-    ({"env.options": {"a": math.nan}}, "env.options has a = nan; expected a text, a finite number"),
+    ({"env.options": {"a": math.nan}}, "env.options has a = nan; expected a text, bool or finite"),
     ({"ppo.num_minibatches": 7}, "64 segments (env.num_envs), such as 8 or 4"),
     ({"ppo.num_minibatches": 7, "ppo.minibatch_by": "transitions", "ppo.num_steps": 2},
      "128 transitions (env.num_envs × ppo.num_steps)"),
@@ -414,8 +414,8 @@ def test_values_of_other_types_are_refused_by_name(path: str, value: Any, expect
 def test_values_are_converted_to_the_types_of_their_options() -> None:
     given = {"model.hidden_sizes": np.array([64, 32]), "ppo.adam_betas": (np.float32(0.5), 0)}
     values = Config().with_updates({**given, "ppo.clip": 1, "seed": np.int64(4)}).values()
-    numbers = [values[path] for path in (*given, "ppo.clip", "seed")]
-    assert repr(numbers) == "[(64, 32), (0.5, 0.0), 1.0, 4]"
+    found = [values[path] for path in (*given, "ppo.clip", "seed")]
+    assert repr(found) == "[(64, 32), (0.5, 0.0), 1.0, 4]"
 
 
 def test_a_group_and_one_of_its_options_change_together() -> None:

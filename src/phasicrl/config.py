@@ -148,8 +148,7 @@ class EnvConfig(_Group):
             yield f"env.id is {self.id!r}; expected printable text. `phasicrl envs` lists ids"
         for key, value in dict[str, Any](self.options).items():
             if not isinstance(value, OptionValue) or repr(value) in ("inf", "-inf", "nan"):
-                rule = "a text, a finite number or a boolean"
-                yield f"env.options has {key} = {value!r}; expected {rule}"
+                yield f"env.options has {key} = {value!r}; expected a text, bool or finite number"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

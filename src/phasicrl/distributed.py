@@ -168,14 +168,14 @@ class World:
             if listed:
                 raise RankError(f"the processes differ in {what}: {listed}")
 
-    def request_end(self, error: BaseException) -> bool:
-        """Make all ranks raise an error at their next exchange; return False for one process."""
+    def request_end(self, error: BaseException | None) -> bool:
+        """Make all ranks raise an error at their next exchange; None cancels the request.
+
+        Returns:
+            False for one process.
+        """
         self._end_request = error if self.group is not None else None
         return self.group is not None
-
-    def cancel_end_request(self) -> None:
-        """Cancel the error of `request_end`, because the run is ending already."""
-        self._end_request = None
 
     def _raise_request(self, requests: list[BaseException | None]) -> None:
         """Raise the error of the lowest rank that requested an end, if any did."""

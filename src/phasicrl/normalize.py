@@ -59,11 +59,6 @@ class RunningMoments(nn.Module):
         return sums_of_squares / counts
 
     @property
-    def is_empty(self) -> bool:
-        """Return whether the statistics have had no batch yet; on a GPU this synchronizes."""
-        return bool(self.count == 0)
-
-    @property
     def variance(self) -> Float[Tensor, "*shape"]:
         """Biased variance of all samples so far; 0 before the first batch."""
         return self.sum_of_squares / self.count.clamp(min=1)
@@ -93,11 +88,6 @@ class EmaMoments(nn.Module):
         self.weight = nn.Buffer(torch.zeros((), dtype=torch.float64))  # 1 − dᵏ
         self.mean = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
         self.variance = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the statistics have had no batch yet; on a GPU this synchronizes."""
-        return bool(self.weight == 0)
 
     def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
         """Update mean and variance with a batch `[*N, *shape]`, or a single sample `[*shape]`.

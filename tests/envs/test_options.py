@@ -235,9 +235,8 @@ def test_gymnasiums_module_form_imports_the_module(module: str, tmp_path: Path) 
     refused("an unknown environment .did you mean 'Unheard-v0'", id=unknown)
     with pytest.raises(ImportError, match=r"no_such_m.*pip install no-such-module"):
         make_envs(EnvConfig(id="gymnasium:no_such_module:X-v0", num_envs=1), seed=1)
-    lacking = EnvSpec("Lacking-v0", entry_point="no_such_module:Env")
     with pytest.raises(ImportError, match=r"its import needs .*pip install no-such-module"):
-        convert_make_options(lacking, {})
+        convert_make_options(EnvSpec("Lacking-v0", entry_point="no_such_module:Env"), {})
     with pytest.raises(ImportError, match=r"installed: no jax$"), convert_errors("its import"):
         raise ModuleNotFoundError("no jax")
 

@@ -23,11 +23,12 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.training.evaluate import evaluate
+from tests.envs import counting
 from tests.envs.acting import NEVER, check_known_episodes, check_known_masks, draw_action
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting, Structured
 from tests.helpers import Corridor, tiny
 
-MODES = list(AutoresetMode)
+MODES, NEXT = list(AutoresetMode), {"autoreset_mode": "NextStep"}
 
 
 def make(make_vector_env: Any, num_envs: int = 3, **settings: Any) -> VectorEnv:
@@ -133,17 +134,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a single one": (lambda num_envs: Counting(), "returned a Counting with num_envs None"),
     "no device": (lambda n: SimpleNamespace(num_envs=n), "SimpleNamespace without a device; exp"),
     "too few": (lambda num_envs: sync()(num_envs - 1), "with num_envs 2; expected .* 3"),
+    "resets twice": (changed(shared_memory=False, metadata=NEXT), "is NextStep without shared_m"),
     "no space": (changed(single_action_space=None), "action_space is None; expected Discrete"),
-    "infinite half": (answering(1, np.full(3, np.inf, np.float16)), "reward that is not finite"),
     "no mode": (changed(metadata={}), r"metadata\['autoreset_mode'\] .* AutoresetMode"),
     "spaces": (changed(single_observation_space=TEXT), "observation_space is Text.*; expected Box"),
     "raises": (broken, "RuntimeError: no licence"),
     "masks": (sync(MaskedInInfo), r"returned action masks of shape .*; expected \(3, 7\)"),
+    "masks by a method": (
+        sync(counting.MaskedByMethod),
+        "no 'action_mask' in info",
+    ),
     "late masks": (answering(4, {"action_mask": np.ones((3, 7))}), r"that reset\(\) did not"),
     "masks by another name": (answering(4, {"action_masks": np.ones((3, 7))}), "'action_masks' in"),
     "not finite": (answering(0, NANS), r"environment 0, step\(\) at step 1 returned an obs"),
     "shape": (answering(0, np.zeros((3, 2))), r"returned an observation of shape \(2,\)"),
-    "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),
+    "reward": (answering(1, np.array([0, np.inf, 0], "e")), "environment 1, .* returned a reward"),
     "reward beyond float32": (answering(1, np.array([0, 1e300, 0])), r"too large .*1\.e\+300"),
     "flags": (answering(2, np.zeros(2)), r"\(3,\), float64 \(2,\), .* reward and flags"),
     "half a flag": (answering(3, np.full(3, 0.5)), "float64 .*and 0 or 1 as a flag"),

@@ -353,6 +353,19 @@ def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> N
     assert "on_iteration failed on rank 1 of 2: KeyError: 'my tracker is full'" in said(tmp_path)[0]
 
 
+def train_with_one_license(folder: Path) -> None:
+    """Train where one process cannot make its environments."""
+    name = {"0": "CartPole-v1"}.get(os.environ["RANK"], "Licensed-v0")
+    config = small(folder, "ppo", **{"compute.rank_timeout": 20.0})
+    with exiting():
+        train(config, make_env=lambda: gym.make(name))
+
+
+def test_an_environment_that_one_cannot_make_ends_all(tmp_path: Path) -> None:
+    assert ended(start_ranks(tmp_path, 2, train_with_one_license, tmp_path)) == [6, 4]
+    assert "environments failed on rank 1 of 2: EnvError: " in said(tmp_path)[0]
+
+
 def begin_otherwise(folder: Path) -> None:
     """Do what `--resume auto` does where one process does not see the run."""
     config = small(folder, "ppo", **{"compute.rank_timeout": 20.0})

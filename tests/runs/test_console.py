@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import pytest
 
@@ -131,8 +131,7 @@ def test_files_and_pipes_get_plain_text_in_their_encoding(monkeypatch: pytest.Mo
 def test_nothing_is_shown_where_there_is_no_stream(choice: str) -> None:
     closed = io.TextIOWrapper(io.BytesIO())
     closed.close()
-    tee: Any = SimpleNamespace(write=len, flush=list)
-    for stream in (None, closed, tee):
+    for stream in (None, closed, cast(Any, SimpleNamespace(write=len, flush=list))):
         display = Display(config(choice), 0, stream)
         display.show_stage("rollout")
         display.show_message("hello")

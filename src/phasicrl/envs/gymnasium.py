@@ -102,7 +102,8 @@ class GymnasiumEnv(NumpyVectorEnv):
             pairs += [(probe.reset(seed=[0])[0], probe.reset(seed=[0])[0]) for _ in range(3)]
             space = self._vector.single_action_space
             action = np.zeros((1, *space.shape), space.dtype)
-            pairs.append([(probe.reset(seed=[0]), probe.step(action)[0])[1] for _ in range(2)])
+            steps = [(probe.reset(seed=[0]), probe.step(action)[:2])[1] for _ in range(2)]
+            pairs += zip(*steps, strict=True)
         if any(not np.array_equal(*pair) for pair in pairs):
             text = f"{self.name}: environments in different processes start equally, and do not"
             text += " follow their seeds. Draw from self.np_random, which reset(seed) seeds"

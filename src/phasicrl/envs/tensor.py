@@ -108,6 +108,7 @@ class TensorVectorEnv:
         self._ranges = {
             x.path: [torch.as_tensor(n, device=self.device) for n in get_start_and_count(x.space)]
             for x in self._layout.leaves
+            if get_start_and_count(x.space)[1].any()
         }
         self._actions = ActionLayout(self.action_space)
         seed = local.seed + local.first_env
@@ -166,7 +167,7 @@ class TensorVectorEnv:
         given_obs, *given, info = check_tuple(result, 5)
         names = ("reward", "terminated", "truncated")
         reward, *flags = (self._copy(x, (), name) for x, name in zip(given, names, strict=True))
-        terminated, truncated = (flag.bool() for flag in flags)
+        terminated, truncated = (flag == 1 for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack(given_obs), self._read_mask(given_obs, info)
         checks = [reward.isfinite().all(), is_valid]
@@ -188,8 +189,11 @@ class TensorVectorEnv:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
         elif may_have_ended and self.has_final_obs:
             given_final = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
-            paths = [] if given_final is None else [leaf.path for leaf in self._layout.leaves]
-            if any(get_part(given_final, path) is get_part(given_obs, path) for path in paths):
+            both = [] if given_final is None or self.is_pure else [given_final, given_obs]
+            # Two tensors at one place; an empty one has none.
+            places = [[getattr(get_part(x, leaf.path), "data_ptr", object)() or object()
+                       for x in both] for leaf in self._layout.leaves]  # fmt: skip
+            if both and any(one == other for one, other in places) and ended.any():
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
                 final_obs, is_valid = self._pack(given_final, ended, "info['final_obs']")
@@ -309,7 +313,7 @@ class TensorVectorEnv:
             given = self._copy(get_part(obs, leaf.path), leaf.shape, name)
             part = given.to(dtype)
             valid = part.isfinite() if dtype.is_floating_point else part == given
-            if dtype == torch.int64:
+            if leaf.path in self._ranges:
                 start, num = self._ranges[leaf.path]
                 part = part - start
                 valid = valid & (part >= 0) & (part < num)

@@ -87,14 +87,19 @@ class CustomVectorEnv(NumpyVectorEnv):
             EnvError: the autoreset mode is missing, or a reset fails.
         """
         name, self._vector = config.id, vector
-        with convert_errors(f"{name}: metadata['autoreset_mode'] of make_vector_env()"):
-            self._mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
+        with convert_errors(f"{name}: metadata['autoreset_mode'] (SameStep, NextStep, Disabled)"):
+            self._mode = mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
+            if mode is AutoresetMode.NEXT_STEP and getattr(vector, "shared_memory", True) is False:
+                raise Invalid("is NextStep without shared_memory; expected it, or SameStep")
         spaces = (getattr(vector, f"single_{x}_space", None) for x in ("observation", "action"))
         properties = make_env_properties(name, *spaces)
         self._widths = count_choices(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
             _, info = self._reset_result = self._reset_vector(seed=local.seed + local.first_env)
             source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
+            parts = (vector, *(env.unwrapped for env in getattr(vector, "envs", ())))
+            if self._widths and not source and any(hasattr(x, f"{MASK}s") for x in parts):
+                raise Invalid(f"returned no {MASK!r} in info; expected it, from {MASK}s()")
         self._properties = replace(properties, mask_source=source, use_masks=config.action_masks)
         super().__init__(name, local.num_envs, self._properties)
 
@@ -131,7 +136,7 @@ class CustomVectorEnv(NumpyVectorEnv):
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
                 first = self._pack_and_check(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
-                    text = "resets all in reset(options={'reset_mask': …}); expected the ended ones"
+                    text = "changes others in reset(options={'reset_mask': …}); expected ended ones"
                     raise Invalid(f"{text}. Use SyncVectorEnv(…, autoreset_mode=SAME_STEP)")
                 stored[ended] = first[ended]
                 first_mask = self._read_mask(obs, info, ended)

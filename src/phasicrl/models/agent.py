@@ -287,7 +287,8 @@ class Agent(nn.Module):
         """
         if (normalizer := self.value_normalizer) is None:
             return False
-        is_first = normalizer.moments.is_empty
+        # All statistics are zero before the first update.
+        is_first = not any(each.any() for each in normalizer.moments.buffers())
         old_mean, old_std = normalizer.mean.double(), normalizer.std.double()
         normalizer.update(target)
         if is_first:

@@ -273,15 +273,15 @@ def _build_run(
     world.check_same("configuration", config.values)
     world.check_same("versions", lambda: get_versions() | {"commit": find_commit()})
     check_divisible_by_ranks(config, world)
-    with world.sync_errors("preparing the run"):
+    with world.sync_errors("making the environments"):
         envs, since, obs, remark = _open_envs(config, user, world, state)
         resources.enter_context(closing(envs))
         if state:
             make_directory().check_spaces(describe_spaces(envs))
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
-        device = find_device(config.compute.device, has_large_minibatches(config, has_images))
-        plan = _make_plan(config, device, world, has_images)
-        agent = make_agent(config, envs, user).to(device)
+    plan = _make_plan(config, world, has_images)
+    with world.sync_errors("preparing the run"):
+        agent = make_agent(config, envs, user).to(plan.device)
         messages = [] if state else _make_warnings(config, envs, user, plan)
         readings = {str(each.reading) for each in agent.modules() if hasattr(each, "reading")}
         messages += [f"images are read as {each} (model.image_layout)" for each in sorted(readings)]
@@ -375,8 +375,10 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     )  # fmt: skip
 
 
-def _make_plan(config: Config, device: str, world: World, has_images: bool) -> Plan:
+def _make_plan(config: Config, world: World, has_images: bool) -> Plan:
     """Return the plan of rank 0, with the device and the cores of this process."""
+    with world.sync_errors("finding the device"):
+        device = find_device(config.compute.device, has_large_minibatches(config, has_images))
     plan = world.broadcast_object(make_plan(
         config, device, num_cores=num_cores(), has_compiler=has_compiler(), has_images=has_images
     ))  # fmt: skip

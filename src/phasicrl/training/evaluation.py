@@ -200,7 +200,7 @@ def run_episodes(
     inputs = AgentInput(envs.reset().cpu(), first, state, _to_cpu(envs.action_mask))
     while tracker.unfinished_envs.any():
         action, state = act(inputs)
-        step = envs.step(action.to(envs.device))
+        step = envs.step(action.to(envs.device, copy=True))
         if envs.device.type != "cpu":
             names = ("obs", "reward", "terminated", "truncated", "final_obs")
             step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})

@@ -470,7 +470,7 @@ class Run(AbstractContextManager["Run"]):
         with self.resources:  # among them `SignalHandler`, which raises Preempted
             if error is None:
                 return
-            self.world.cancel_end_request()
+            self.world.request_end(None)  # the run is ending already
             if self.world.is_first:
                 vars(error)["run_directory"] = self.directory
                 if isinstance(error, DivergedError):
