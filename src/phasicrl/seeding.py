@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-PURPOSES = ("init", "action", "shuffle", "env", "evaluation", "validation")
+PURPOSES = ("init", "action", "shuffle", "env", "evaluation", "validation", "torch")
 """Purposes of random streams. Only append: the index of a purpose is part of its seeds."""
 
 

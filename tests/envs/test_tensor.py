@@ -100,7 +100,7 @@ def test_wrong_or_missing_final_observations_are_named(value: Any, message: str)
     """An `info` of None has no final observations."""
 
     def change(values: list[Any]) -> None:
-        final = values[0].detach() if isinstance(value, str) else value
+        final = values[0] if isinstance(value, str) else value
         values[4] = {"final_obs": final} if "final_obs" in values[4] else None
 
     envs = make(Changed(counting.PlainCounting, change, "final_obs"))

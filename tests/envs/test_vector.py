@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import EnvConfig
@@ -55,6 +55,11 @@ def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes
 @pytest.mark.parametrize("mode", MODES)
 def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> None:
     check_known_masks(make(sync(MaskedInFlatInfo, mode)))
+
+
+def test_environments_of_an_unknown_kind_are_left_alone() -> None:
+    foreign = type("Foreign", (VectorWrapper,), {"envs": [0], "unwrapped": property(lambda x: x)})
+    check_known_masks(make(lambda n: foreign(sync(MaskedInFlatInfo)(n))))
 
 
 @pytest.mark.parametrize("kind", [PlainCounting, Structured])
@@ -140,10 +145,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "spaces": (changed(single_observation_space=TEXT), "observation_space is Text.*; expected Box"),
     "raises": (broken, "RuntimeError: no licence"),
     "masks": (sync(MaskedInInfo), r"returned action masks of shape .*; expected \(3, 7\)"),
-    "masks by a method": (
-        sync(counting.MaskedByMethod),
-        "no 'action_mask' in info",
-    ),
+    "masks by a method": (sync(counting.MaskedByMethod), "no 'action_mask' in info"),
     "late masks": (answering(4, {"action_mask": np.ones((3, 7))}), r"that reset\(\) did not"),
     "masks by another name": (answering(4, {"action_masks": np.ones((3, 7))}), "'action_masks' in"),
     "not finite": (answering(0, NANS), r"environment 0, step\(\) at step 1 returned an obs"),

@@ -167,7 +167,7 @@ class TensorVectorEnv:
         given_obs, *given, info = check_tuple(result, 5)
         names = ("reward", "terminated", "truncated")
         reward, *flags = (self._copy(x, (), name) for x, name in zip(given, names, strict=True))
-        terminated, truncated = (flag == 1 for flag in flags)
+        terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack(given_obs), self._read_mask(given_obs, info)
         checks = [reward.isfinite().all(), is_valid]
@@ -189,11 +189,9 @@ class TensorVectorEnv:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
         elif may_have_ended and self.has_final_obs:
             given_final = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
-            both = [] if given_final is None or self.is_pure else [given_final, given_obs]
-            # Two tensors at one place; an empty one has none.
-            places = [[getattr(get_part(x, leaf.path), "data_ptr", object)() or object()
-                       for x in both] for leaf in self._layout.leaves]  # fmt: skip
-            if both and any(one == other for one, other in places) and ended.any():
+            paths = [] if given_final is None else [leaf.path for leaf in self._layout.leaves]
+            is_same = [get_part(given_final, path) is get_part(given_obs, path) for path in paths]
+            if paths and all(is_same) and (self.is_pure or ended.any()):
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
                 final_obs, is_valid = self._pack(given_final, ended, "info['final_obs']")
@@ -344,7 +342,7 @@ class TensorVectorEnv:
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
         if self.mask_size:
-            return self._copy(mask, (self.mask_size,), MASK) == 1
+            return self._copy(mask, (self.mask_size,), MASK) > 0
         return refuse_late_mask(info) if self._widths else None
 
 

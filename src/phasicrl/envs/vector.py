@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from phasicrl.config import EnvConfig
@@ -97,7 +97,8 @@ class CustomVectorEnv(NumpyVectorEnv):
         with convert_errors(f"{name}: reset()"):
             _, info = self._reset_result = self._reset_vector(seed=local.seed + local.first_env)
             source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
-            parts = (vector, *(env.unwrapped for env in getattr(vector, "envs", ())))
+            base = getattr(vector, "unwrapped", vector)
+            parts = [x.unwrapped for x in base.envs] if isinstance(base, SyncVectorEnv) else [base]
             if self._widths and not source and any(hasattr(x, f"{MASK}s") for x in parts):
                 raise Invalid(f"returned no {MASK!r} in info; expected it, from {MASK}s()")
         self._properties = replace(properties, mask_source=source, use_masks=config.action_masks)
@@ -172,9 +173,9 @@ class CustomVectorEnv(NumpyVectorEnv):
             wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
             why = f" ({error})" if str(error).startswith("an observation") else ""  # of `pack`
             raise Invalid(f"{text}; expected with SAME_STEP {wanted}{why}") from None
-        for path, final in ((x.path, get_part(part, x.path)) for x in leaves for part in parts):
-            if np.may_share_memory(final, to_array(get_part(obs, path))):
-                raise Invalid("returned info['final_obs'] in the memory of obs; expected a copy")
+        pairs = [(get_part(parts[0], x.path), to_array(get_part(obs, x.path))) for x in leaves]
+        if all(np.shares_memory(*pair) for pair in pairs):
+            raise Invalid("returned info['final_obs'] in the memory of obs; expected a copy")
         return self._check_obs_values(stored, "step", envs)
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray) -> Any:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from phasicrl.execution.plan import Plan
+from phasicrl.seeding import derive_seed
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -47,7 +48,7 @@ def use_threads(num_threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def use_torch_settings(plan: Plan, seed: int) -> Iterator[None]:
+def use_torch_settings(plan: Plan, seed: int, rank: int) -> Iterator[None]:
     """Set PyTorch's threads, determinism and global generator, and restore all at the end.
 
     Networks of the user draw from the generator on the CPU, such as for dropout.
@@ -66,7 +67,7 @@ def use_torch_settings(plan: Plan, seed: int) -> Iterator[None]:
             torch.use_deterministic_algorithms(True)
         num_threads = torch.get_num_threads() if plan.on_gpu else plan.num_threads
         with use_threads(num_threads), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(derive_seed(seed, "torch", rank))
             yield
     finally:
         if variable is None:

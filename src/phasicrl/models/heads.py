@@ -177,8 +177,8 @@ class PolicyHead(nn.Module):
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
         if config.std not in ("fixed", "range"):
-            # The gradient passes, so that a deviation beyond its bound can come back.
-            std = std.detach().clamp(config.min_std, config.max_std) + (std - std.detach())
+            passed = (std - std.detach()).nan_to_num()  # so that a bounded std can come back
+            std = std.detach().clamp(config.min_std, config.max_std) + passed
         return [mean, std.expand_as(mean)]
 
 

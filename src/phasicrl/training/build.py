@@ -287,7 +287,7 @@ def _build_run(
         messages += [f"images are read as {each} (model.image_layout)" for each in sorted(readings)]
         if config.init_from and state is None:
             messages += load_matching_weights(agent, config.init_from)
-        resources.enter_context(use_torch_settings(plan, derive_seed(config.seed, "init")))
+        resources.enter_context(use_torch_settings(plan, config.seed, world.rank))
     files = make_directory()
     with world.sync_errors("opening the run directory"):
         _check_directory_is_shared(files, world)

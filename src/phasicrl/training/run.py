@@ -419,7 +419,7 @@ class Run(AbstractContextManager["Run"]):
             rule = f"{self.iteration % every} in iteration {self.iteration}, with aux.every {every}"
             raise ValueError(f"number of rollouts is {filled}; expected {rule}")
         self.collector.generator.set_state(state["action_generator"])
-        torch.set_rng_state(state["torch_generator"])
+        torch.set_rng_state(state.get("torch_generator", torch.get_rng_state()))
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self._origin["run"] = state["run"]
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
