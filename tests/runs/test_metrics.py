@@ -141,19 +141,19 @@ def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "tail", ['{"env_steps": 384, "iter', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12"]
+    "tail", ['{"env_st', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12", ""]
 )
-def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
+def test_a_line_torn_by_a_crash_or_a_copy_is_dropped(tmp_path: Path, tail: str) -> None:
     with closing(MetricsLog(tmp_path, config())) as log:
         write_rows(log, 1, 2)
-        kept = log.state_dict()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(tail)
-    assert len(RunDirectory(tmp_path).metrics()) == 2
-    with closing(MetricsLog(tmp_path, config(), saved=kept)) as log:
+        file.write(tail) if tail else file.truncate(file.tell() - 5)
+    whole = [BATCH, 2 * BATCH] if tail else [BATCH]
+    assert len(RunDirectory(tmp_path).metrics()) == len(whole)
+    with closing(MetricsLog(tmp_path, config(), saved=log.state_dict())) as log:
         write_rows(log, 3, 3)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["env_steps"] for line in lines] == [BATCH, 2 * BATCH, 3 * BATCH]
+    assert [json.loads(line)["env_steps"] for line in lines] == [*whole, 3 * BATCH]
 
 
 def test_a_line_damaged_in_the_middle_is_an_error(tmp_path: Path) -> None:

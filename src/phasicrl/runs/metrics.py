@@ -223,9 +223,8 @@ class _RowFile:
     def __init__(self, path: Path, size: int | None) -> None:
         self._path, self._waiting = path, b""
         self._file = path.open("xb" if size is None else "ab", buffering=0)
-        self.size = size or 0
-        if self.size < path.stat().st_size:
-            self._file.truncate(self.size)
+        self.size = path.read_bytes()[:size].rfind(b"\n") + 1  # a copy may end within a row
+        self._file.truncate(self.size)
 
     def write(self, row: bytes) -> None:
         """Append a row, without a buffer in this process.

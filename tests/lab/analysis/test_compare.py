@@ -230,9 +230,9 @@ def test_the_command_fails_where_a_bound_is_missed(
     runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*runs[:3], "--reference", publish(monkeypatch, *PUBLISHED)]
-    assert compare(*words, "--at-least", 5, "--share-of-reference", 0.5) == 0
-    capsys.readouterr()
-    assert compare(*words, "--at-least", 5.1, "--share-of-reference", 0.51) == 1
+    tried = [(5, 0.5), ("nan", 0.5), (5.1, 0.51)]
+    codes = [compare(*words, "--at-least", x, "--share-of-reference", y) for x, y in tried]
+    assert codes == [0, 1, 1]
     error = capsys.readouterr().err
     assert "demo on procgen:starpilot (easy) is 5; expected at least 5.1" in error
     assert "0.51 of theirs (published) 10" in error

@@ -305,7 +305,7 @@ def _list_missed_bounds(
                 source = f" ({share:g} of {theirs.name} {mean:.4g})"
                 bounds.append((mean - (1 - share) * abs(mean), source))
         missed += [f"{name} is {ours.mean.value:.4g}; expected at least {bound:.4g}{source}"
-                   for bound, source in bounds if ours.mean.value < bound]  # fmt: skip
+                   for bound, source in bounds if not ours.mean.value >= bound]  # fmt: skip
     return missed
 
 
