@@ -224,7 +224,8 @@ class _RowFile:
         self._path, self._waiting = path, b""
         self._file = path.open("xb" if size is None else "ab", buffering=0)
         self.size = path.read_bytes()[:size].rfind(b"\n") + 1  # a copy may end within a row
-        self._file.truncate(self.size)
+        if self.size < path.stat().st_size:
+            self._file.truncate(self.size)
 
     def write(self, row: bytes) -> None:
         """Append a row, without a buffer in this process.
