@@ -100,7 +100,10 @@ class World:
 
     def broadcast_object(self, value: T) -> T:
         """Return rank 0's picklable value on all ranks."""
-        return self.all_gather_object(value)[0]
+        values = [value]
+        if self.group is not None:
+            self._run_collective(dist.broadcast_object_list, values)
+        return values[0]
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors in place by those of rank 0."""

@@ -155,10 +155,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         """Return the stored final observations of the ended episodes."""
         finals, space = info.get("final_obs"), self._vector.single_observation_space
         rows, envs, stored_space = finals, np.flatnonzero(ended), self.observation_space
-        is_array, leaves = (
-            isinstance(finals, np.ndarray) and finals.dtype != object,
-            self._layout.leaves,
-        )
+        is_array = isinstance(finals, np.ndarray) and finals.dtype != object
         try:
             if is_array or type(finals) not in (list, np.ndarray):
                 rows = iterate(batch_space(space, self.num_envs), finals)
@@ -173,7 +170,8 @@ class CustomVectorEnv(NumpyVectorEnv):
             wanted = f"{self.num_envs} observations of {space}, or None where no episode ended"
             why = f" ({error})" if str(error).startswith("an observation") else ""  # of `pack`
             raise Invalid(f"{text}; expected with SAME_STEP {wanted}{why}") from None
-        pairs = [(get_part(parts[0], x.path), to_array(get_part(obs, x.path))) for x in leaves]
+        paths = [leaf.path for leaf in self._layout.leaves]
+        pairs = [(get_part(parts[0], path), to_array(get_part(obs, path))) for path in paths]
         if all(np.shares_memory(*pair) for pair in pairs):
             raise Invalid("returned info['final_obs'] in the memory of obs; expected a copy")
         return self._check_obs_values(stored, "step", envs)
