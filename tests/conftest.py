@@ -76,7 +76,7 @@ def _seed() -> None:
 def _close_runs(_signals_are_given_back: None) -> Iterator[None]:
     yield
     while helpers.OPENED:
-        helpers.OPENED.pop().close()
+        helpers.OPENED.pop().resources.close()
 
 
 def pytest_configure() -> None:

@@ -259,36 +259,20 @@ def test_own_metrics_are_kept_in_own_loops(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "given", "said"),
     [
-        *(
-            (function, {name: given}, f"run_dir is of type {type(given).__name__}; expected a path")
-            for function, name in (
-                (load, "path"),
-                (evaluate, "run_dir"),
-                (resume, "run_dir"),
-                (RunDirectory, "path"),
-            )
-            for given in (None, Config(), 3)
-        ),
+        *((function, {name: given}, f"run_dir is of type {type(given).__name__}; expected a path")
+          for function, name in ((load, "path"), (evaluate, "run_dir"), (resume, "run_dir"),
+                                 (RunDirectory, "path"))
+          for given in (None, Config(), 3)),
         (load, {"path": "quickstart", "weights": "lst"}, "weights is 'lst'; expected last or best"),
-        (
-            evaluate,
-            {"run_dir": "quickstart", "weights": ["last"]},
-            "weights is .*; expected last or",
-        ),
+        (evaluate, {"run_dir": "quickstart", "weights": ["last"]}, "weights is .*expected last or"),
         (train, {"config": Config(), "make_env": "a:b"}, "make_env is 'a:b'; expected a function"),
-        *(
-            (
-                partial(train, NOWHERE),
-                {"resume": given},
-                r"phasicrl\.resume\(RUN, total_env_steps=",
-            )
-            for given in ("Auto", "runs/x", Path("runs/x"), True, None)
-        ),
+        *((partial(train, NOWHERE), {"resume": given}, r"phasicrl\.resume\(RUN, total_env_steps=")
+          for given in ("Auto", "runs/x", Path("runs/x"), True, None)),
         (train, {"config": NOWHERE, "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
         *((FITS, {x: nn.Linear(4, 2)}, f"{x} is a netw") for x in ("make_encoder", "make_head")),
         (FITS, {"make_encoder": lambda space, features_dim: None}, r"make_encoder\(space\)"),
     ],
-)
+)  # fmt: skip
 def test_slips_in_python_are_answered_with_what_is_right(
     function: Any, given: dict[str, Any], said: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -54,9 +55,12 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     words = ("--output-dir", str(tmp_path), *SMALL[:2], *SMALL[4:])
     assert main(["train", "classic-ppo", *words, "--make-env", own]) == 0
     (run,) = map(str, tmp_path.iterdir())
-    assert "_corridor.corridor_s" in Path(run).name
+    assert "_tests.corridor.corridor_s" in Path(run).name
     others = ["--output-dir", str(tmp_path / "others"), *words[2:]]
-    assert main(["train", "classic-ppo", *others, "--make-env", "tests.test_cli:UNNAMED"]) == 0
+    for start in (["classic-ppo"], ["--from", run]):
+        assert main(["train", *start, *others, "--make-env", "tests.test_cli:UNNAMED"]) == 0
+    renamed = map(RunDirectory, (tmp_path / "others").iterdir())
+    assert [files.env_id for files in renamed] == ["tests.test_cli.UNNAMED"] * 2
     for line in (f"evaluate {run} --episodes 2", f"resume {run}", f"train --from {run}"):
         command = line.split()
         text = error_of(capsys, *command)
@@ -71,6 +75,10 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     assert "--make-env" in error_of(capsys, "evaluate", run)
     maker = ["--make-env", "tests.envs.simulators:make_counting"]
     assert main(["evaluate", run, "--episodes", "2", *maker]) == 0
+    changed = ["--make-env", "tests.test_cli:UNNAMED", "--total-env-steps", "512"]
+    assert main(["resume", str(next(tmp_path.glob("classic*"))), *changed]) == 0
+    was = "make_env was tests.corridor:corridor and is tests.corridor:corridor()"
+    assert was in capsys.readouterr().out
     for wrong in ("tests.corridor:none", "tests.nowhere:f", "corridor"):
         text = error_of(capsys, "evaluate", run, "--make-env", wrong)
         assert f"make_env is '{wrong}'; expected MODULE:FUNCTION" in text
@@ -102,6 +110,14 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
     for path in (tmp_path / "config.json", tmp_path):
         assert parse_config(["--from", str(path)]) == get_preset("procgen-ppg-kl")
     assert parse_config([f"--from={tmp_path}", "--seed", "9"]).seed == 9
+    agent = parse_config(["--from", "cartpole-ppg"])
+    assert (agent.name, agent.log.console) == ("cartpole-ppg", "auto")
+    trial = tmp_path / "sweep" / "s1" / "runs" / "run"
+    trial.mkdir(parents=True)
+    (trial.parents[1] / "trial.json").touch()
+    config = agent.with_updates({"output_dir": str(trial.parent), "log.console": "off"})
+    (trial / "config.json").write_text(config.to_json())
+    assert parse_config(["--from", str(trial)]) == agent
 
 
 @pytest.mark.parametrize(
@@ -115,14 +131,9 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --lr 1e-3 --n-envs=8", "'--env.num-envs'"),
         ("train classic-ppo --ppo clip=0.1", "'--ppo.clip'"),
         ("train classic-ppo --log.tensorboard False", "--log.no-tensorboard"),
-        ("train classic-ppo --log.tensorboard=false", "--log.no-tensorboard"),
         ("train classic-ppo --track", "--log.wandb"),
-        ("train classic-ppo --num-timesteps 9", "--total-env-steps"),
-        ("train classic-ppo --lr-schedule linear", "--ppo.schedule"),
-        ("train classic-ppo --env-name x", "--env.id"),
         ("train classic-ppo --num-epochs 4", "'--ppo.policy-epochs' or '--ppo.value-epochs'"),
         ("train classic-ppo classic-ppo", "unknown argument 'classic-ppo'"),
-        ("train classic-ppo --env.num-envs 4 --seed 3 4", "expected one value of --seed"),
         ("train classic-ppo --seed 3 4", "unknown argument '4'; expected one value of --seed"),
         ("train classic-ppo --reward-norm.discount 0.9", "'--reward-norm.gamma'"),
         ("train classic-ppo --capture-video", "'--evaluation.film'"),
@@ -131,26 +142,22 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("resume /tmp --seed 9", "resume has --seed; expected no option of"),
         ("train classic-ppo seed=3", "unknown argument 'seed=3'; expected --OPTION VALUE (did you"),
         ("train classic-ppo --model.hidden-sizes [64,32]", "expected 64 32, with"),
-        ("train classic-ppo --model.hidden-sizes=64,32", "expected 64 32, with"),
         ("sweep make s classic-ppo --seeds 1,2,3", "expected 1 2 3, with"),
         ("resume cartpole-ppg", "agents/cartpole-ppg --init-from /"),
         ("train classic-ppo --output-dir=", "output_dir is empty"),
         ("train --seed 3", "the preset is --seed; expected"),
         ("train --from", "--from is empty; expected the path"),
+        ("train classic-ppo --from cartpole-ppg", "--from is not the first argument"),
         ("train --from /nowhere/config.json", "/nowhere/config.json is not a run directory"),
         ("train classic-ppo --env.id carpole", "did you mean 'CartPole-v1'"),
         ("train procgen-ppg --env.id bigfsh", "did you mean 'bigfish'"),
         ("train procgen-ppo --env.id gymnasium:CartPole-v1", "model.encoder is impala"),
         ("train classic-ppo --env.id starpilot", "model.encoder is mlp"),
-        ("train classic-ppo --ppo.learning-rat 3", "--ppo.learning-rate"),
         ("train classic-ppo --env.distribution esy", "easy"),
         ("train classic-ppo --total-env-steps 1.5", "1.5"),
         ("train classic-ppo --env.num-envs many", "many"),
-        ("train classic-ppo --env.num-envs 0", "env.num_envs is 0"),
         ("train classic-ppo --env.options a", "KEY=VALUE"),
         ("evaluate /tmp", "/tmp is not a run directory"),
-        ("resume /tmp", "/tmp is not a run directory"),
-        ("video /tmp", "/tmp is not a run directory"),
         ("plot", "expected at least one run directory"),
         ("presets nothing-like-this", "expected part of a preset's name"),
         ("envs nothing-like-this", "pattern is 'nothing-like-this'; expected part of an id"),
@@ -196,6 +203,16 @@ def test_errors_have_exit_codes_and_only_bugs_a_traceback(
     assert ("Traceback" in capsys.readouterr().err) == has_traceback
     if code == 2:
         assert main(["--debug", "train"]) == 2 and "Traceback" in capsys.readouterr().err
+
+
+def test_a_signal_during_the_imports_of_a_command_asks_to_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setitem(cli.COMMANDS, "train", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert main(["train"]) == 0 and codes == [75]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_arguments_of_library_functions_are_read_from_their_signatures() -> None:
@@ -277,7 +294,7 @@ def test_train_evaluate_plot_and_resume_a_run(
     assert main(["train", "classic-ppg", *SMALL, *quiet, "--aux.every", "2"]) == 0
     (run,) = (tmp_path / "größe").iterdir()
     assert f"run directory: {run}" in capsys.readouterr().out
-    file, no_file = tmp_path / "results.json", ["--steps-file", "none"]
+    file, no_file = tmp_path / "new" / "results.json", ["--steps-file", "none"]
     assert main(["evaluate", str(run), "--episodes", "5", "--json", str(file), *no_file]) == 0
     assert "95 % interval" in capsys.readouterr().out and not Path("none").exists()
     found = json.loads(file.read_text())

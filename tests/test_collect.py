@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -232,18 +232,6 @@ def test_everything_that_happens_lands_in_its_cell(bootstrap: bool) -> None:
     (output.policy.log_prob(rollouts[0].action) - rollouts[0].log_prob).sum().backward()
 
 
-@pytest.mark.parametrize("value_path", get_args(ValuePath))
-@torch.no_grad()
-def test_log_probs_and_values_are_those_of_the_agent(value_path: ValuePath) -> None:
-    collector = make_collector(agent=make_agent(value_path=value_path))
-    found = joined(collect(collector))
-    output = collector.agent(found["obs"], found["first"], collector.agent.initial_state(B))
-    log_prob = output.policy.log_prob(found["action"])
-    torch.testing.assert_close(found["log_prob"], log_prob, **CLOSE)
-    torch.testing.assert_close(found["value"], output.value, **CLOSE)
-    assert found["log_prob"].unique().numel() > 10
-
-
 @pytest.mark.parametrize(("memory", "calls"), [("none", 2), ("lstm", T + 1)])
 def test_a_separate_value_network_runs_once_a_rollout_unless_it_has_a_memory(
     memory: Kind, calls: int
@@ -309,16 +297,6 @@ def test_masks_are_obeyed_and_stored_beside_the_observation_they_belong_to() -> 
     state = collector.agent.initial_state(B)
     policy, _ = collector.agent.policy(found["obs"], found["first"], state, allowed)
     torch.testing.assert_close(found["log_prob"], policy.log_prob(found["action"]), **CLOSE)
-
-
-def test_actions_follow_from_the_generator_alone() -> None:
-    with torch.random.fork_rng(devices=[]):
-        actions = []
-        for global_seed, seed in ((1, 3), (2, 3), (1, 4)):
-            collector = make_collector(seed=seed)
-            torch.manual_seed(global_seed)
-            actions.append(joined(collect(collector))["action"])
-    assert torch.equal(actions[0], actions[1]) and not torch.equal(actions[0], actions[2])
 
 
 def test_returns_and_lengths_are_exact_across_rollouts() -> None:

@@ -255,8 +255,7 @@ LONG = ["docs/coming-from.md"]
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(x, marks=[pytest.mark.long] * (x in LONG)) for x in sorted(CODE)],
+    "page", [pytest.param(x, marks=[pytest.mark.long] * (x in LONG)) for x in sorted(CODE)]
 )
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phasicrl.config import ObsNormConfig
-from phasicrl.models.diagnostics import dormant_fraction
+from phasicrl.models.agent import dormant_fraction
 from tests.helpers import open_run, tiny, tiny_aux
 
 

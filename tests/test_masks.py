@@ -75,8 +75,6 @@ PAIR = Dict(a=Discrete(2), b=Discrete(2))
         (Discrete(3), [1, 0], r"shape \(2,\); expected for Discrete\(3\): shape \(3,\)$"),
         (Discrete(3), [[1, 0, 1]], r"shape \(1, 3\)"),
         (Discrete(3), None, "NoneType"),
-        (Discrete(3), {"mask": [1, 0, 1]}, "dict"),
-        (Discrete(2), ["a", "b"], "list"),
         (Discrete(3), [1, 2, 0], r"values \[0 1 2\]"),
         (Discrete(2), [0.5, 1], r"values \[0.5 1. \]"),
         (MultiDiscrete([2, 3]), [1, 1], r"shape \(5,\), or one mask for each part"),

@@ -139,7 +139,7 @@ def test_rsl_rls_value_comes_with_a_warning(
 ) -> None:
     for value, count in (("rsl_rl", 1), ("final_obs", 0)):
         changes = {"log.console": "plain", "ppo.truncation_value": value}
-        start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).close()
+        start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).resources.close()
         assert capsys.readouterr().out.count("ppo.truncation_value") == count
 
 

@@ -34,6 +34,7 @@ from phasicrl.config import (
 )
 from phasicrl.config_io import escape_control_chars, format_hint, read_options
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
+from phasicrl.system.signals import handle_preemption
 
 if TYPE_CHECKING:
     from phasicrl.training.evaluate import Evaluation
@@ -92,10 +93,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if "" not in sys.path:  # modules of the user may be in this folder
             sys.path.append("")
-        for module in options.modules:
-            importlib.import_module(module)
         words += [] if options.make_env is None else ["--make-env", options.make_env]
-        run_command(words, all_commands(), "phasicrl")
+        with handle_preemption():
+            for module in options.modules:
+                importlib.import_module(module)
+            run_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
         from phasicrl.runs.console import discard_output
@@ -193,14 +195,6 @@ def _make_value_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any]
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [f"{key}={each}" for key, each in value.items()],
         )  # fmt: skip
-    if info.type in (Path | str, Path | str | None):
-        nothing = "none" if info.type == Path | str | None else ""
-        return PrimitiveConstructorSpec(
-            nargs=1, metavar="PATH",
-            instance_from_str=lambda words: None if words[0] == nothing else Path(words[0]),
-            is_instance=lambda value: isinstance(value, Path | str | None),
-            str_from_instance=lambda value: [str(value or "none")],
-        )  # fmt: skip
     return None  # tyro's own rules
 
 
@@ -234,7 +228,7 @@ def parse_and_call(
     """
     text = None
     if "user_objects" in inspect.signature(function).parameters:
-        objects, words = _parse_objects(words)
+        objects, words, _ = _parse_objects(words)
         text = (inspect.getdoc(function) or "").partition("\nArgs:")[0] + f"\n{_ENV_HELP}"
         function = functools.partial(function, **objects)
     return tyro.cli(
@@ -243,15 +237,18 @@ def parse_and_call(
     )  # fmt: skip
 
 
-def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Parse `--make-env MODULE:FUNCTION`, and return the objects by name, and the other arguments.
+def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
+    """Parse `--make-env MODULE:FUNCTION`.
+
+    Returns:
+        The objects by name, the other arguments, and `MODULE:FUNCTION`.
 
     Raises:
         ValueError: there is no such function.
     """
     options, rest = tyro.cli(_ObjectOptions, args=words, return_unknown_args=True, add_help=False)
     if options.make_env is None:
-        return {}, rest
+        return {}, rest, ""
     module, _, name = options.make_env.partition(":")
     try:
         maker: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
@@ -260,7 +257,7 @@ def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         given = f"make_env is {options.make_env!r}"
         raise ValueError(f"{given}; expected MODULE:FUNCTION, as envs:MyEnv ({error})") from error
     required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return {"make_vector_env" if required else "make_env": maker}, rest
+    return {"make_vector_env" if required else "make_env": maker}, rest, options.make_env
 
 
 def _expand_home(words: list[str]) -> list[str]:
@@ -310,18 +307,14 @@ class _TrainOptions:
 
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
-    objects, words = _parse_objects(words)
+    objects, words, maker = _parse_objects(words)
     refuses_custom_env = not objects and not any(word.startswith("--env.id") for word in words)
     options, config = parse_config_and_options(words, "train", _TrainOptions, refuses_custom_env)
-    if objects and not any(word.startswith(("--env.id", "--from")) for word in words):
-        (function,) = objects.values()
-        module, name = function.__module__, getattr(function, "__qualname__", "own")
-        config = config.with_updates({"env.id": f"{module.rpartition('.')[2]}.{name}"})
+    if objects and not any(word.startswith("--env.id") for word in words):
+        config = config.with_updates({"env.id": maker.replace(":", ".")})
     from phasicrl.algorithm import train
-    from phasicrl.system.signals import handle_preemption
 
-    with handle_preemption():
-        _print_run(train(config, resume=options.resume, **objects))
+    _print_run(train(config, resume=options.resume, **objects))
 
 
 def parse_config(words: list[str]) -> Config:
@@ -355,15 +348,20 @@ def parse_config_and_options(
         print(f"\n`phasicrl {command} PRESET --help` lists options and their values in a preset.")
         raise SystemExit(0 if words else EXIT_USER_ERROR)
     first, equals, file = words[0].partition("=")
+    if any(word.partition("=")[0] == "--from" for word in words[1:]):
+        raise ValueError("--from is not the first argument; expected it in place of the preset")
     if first == "--from":
         words = [first, file, *words[1:]] if equals else words
         if len(words) < 2:
             raise ValueError("--from is empty; expected the path of a run or a config.json")
-        from phasicrl.runs.directory import RunDirectory
+        from phasicrl.runs.directory import AGENTS_FOLDER, find_run_or_agent
 
         path = Path(words[1])
-        base = read_options(Config, path) if path.is_file() else RunDirectory(path).config
-        run = RunDirectory(path.parent if path.name == "config.json" else path)
+        run = find_run_or_agent(path.parent if path.is_file() else path)
+        base = read_options(Config, path) if path.is_file() else run.config
+        is_trial = (run.path.resolve().parent.parent / "trial.json").is_file()  # it is in a sweep
+        if is_trial or run.path.parent == AGENTS_FOLDER:
+            base = base.with_updates({"output_dir": Config().output_dir, "log.console": "auto"})
         if refuses_custom_env and (path.is_dir() or run.card):
             run.load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)
@@ -428,14 +426,12 @@ def _print_help(command: str, options_type: type, base: Config) -> None:
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     from phasicrl.algorithm import resume
-    from phasicrl.system.signals import handle_preemption
 
     if changes := [word for word in words if re.match(r"--(\w+\.|seed|stop)", word)]:
         same = "Change config.json (not its seed) and add --accept-config-changes"
         new = "or start a new run with `phasicrl train --from RUN --init-from RUN`"
         raise ValueError(f"resume has {changes[0]}; expected no option of the run. {same}, {new}")
-    with handle_preemption():
-        _print_run(parse_and_call(resume, "resume", words))
+    _print_run(parse_and_call(resume, "resume", words))
 
 
 def _print_run(run: Run) -> None:

@@ -142,13 +142,15 @@ def atomic_write(path: Path) -> Generator[Path]:
         OSError: the file cannot be written; the old one is unchanged.
     """
     # Other processes may write the same file at the same time.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
         yield temporary
         fsync_path(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:  # as of a full disk
+            error.filename = str(path)
         raise
     fsync_path(path.parent)
 

@@ -105,13 +105,6 @@ class World:
             self._run_collective(dist.broadcast_object_list, values)
         return values[0]
 
-    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors in place by those of rank 0."""
-        for tensor in tensors if self.group is not None else ():
-            whole = tensor.detach().contiguous()
-            self._run_collective(dist.broadcast, whole, 0)
-            tensor.detach().copy_(whole)
-
     def all_reduce_any(self, is_true: bool) -> bool:
         """Return whether a condition is true on any rank.
 

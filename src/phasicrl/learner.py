@@ -18,8 +18,7 @@ from phasicrl.config import Config, ScheduleFunction
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
-from phasicrl.models.agent import Agent
-from phasicrl.models.diagnostics import diagnose_networks
+from phasicrl.models.agent import Agent, diagnose_networks
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.normalize import EmaMoments, RewardNormalizer
 from phasicrl.rollout import Rollout

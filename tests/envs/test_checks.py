@@ -280,25 +280,6 @@ def test_masks_that_come_late_or_by_another_name_are_refused(key: str) -> None:
         envs.step(NEVER[:1])
 
 
-class Wide(Counting):
-    """Observations in a space of bytes that come as integers of 64 bits."""
-
-    observation_space = gym.spaces.Box(0, 255, (3,), np.uint8)
-
-    def __init__(self, value: int) -> None:
-        super().__init__()
-        self._value = value
-
-    def _observe(self) -> np.ndarray:
-        return np.array([1, 255, self._value], np.uint64)
-
-
-def test_numbers_that_fit_in_no_byte_are_refused() -> None:
-    assert make(lambda: Wide(200), num_envs=1).reset().tolist() == [[1, 255, 200]]
-    with pytest.raises(EnvError, match=r"an observation with 256; expected 0 to 255"):
-        make(lambda: Wide(256), num_envs=1).reset()
-
-
 class Named(Corridor):
     """Environment with a method that has a name of exact resume, but another purpose."""
 

@@ -269,24 +269,6 @@ def test_cartpole_is_the_cartpole_of_gymnasium() -> None:
     assert ends > 20
 
 
-def test_pendulum_is_the_pendulum_of_gymnasium() -> None:
-    """Torques arrive as they are, clipped or not by the task and not by us."""
-    envs = make_envs(EnvConfig(id="envpool:Pendulum-v1", num_envs=3), seed=1)
-    twins: list[Any] = [gym.make("Pendulum-v1").unwrapped for _ in range(3)]
-    for twin, (cosine, sine, speed) in zip(twins, envs.reset().numpy(), strict=True):
-        twin.reset()
-        twin.state = np.array([np.arctan2(sine, cosine), speed], float)
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        action = rng.uniform(-4, 4, (3, 1)).astype(np.float32)
-        step = envs.step(torch.from_numpy(action))
-        for index, twin in enumerate(twins):
-            expected, reward, *_ = twin.step(action[index])
-            np.testing.assert_allclose(step.obs[index], expected, atol=1e-3)
-            np.testing.assert_allclose(step.reward[index], reward, atol=1e-3)
-    envs.close()
-
-
 STRUCTURED = {
     "dm_control": ("WalkerWalk-v1", 1),
     "Jumanji, nested": ("BinPack-v2", 0),

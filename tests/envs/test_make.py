@@ -15,8 +15,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as pools
 from phasicrl.envs.envpool import PROCGEN_GAMES, get_family_by_task, import_envpool
 from phasicrl.envs.make import get_time_limit, list_envs, make_envs, resolve_env_id
-from phasicrl.envs.protocol import EnvError, VectorEnv
-from tests.envs.counting import Counting
+from phasicrl.envs.protocol import EnvError
 
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
@@ -94,18 +93,6 @@ def test_a_download_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("phasicrl.envs.make._import_backend", lambda _: games)
     with pytest.raises(EnvError, match=r"gymnax:Game cannot be made.*no host"):
         make_envs(EnvConfig(id="gymnax:Game"), seed=1)
-
-
-def test_num_envs_of_the_call_goes_before_that_of_the_configuration() -> None:
-    config = EnvConfig(id="gymnasium:CartPole-v1", num_envs=2)
-    sizes = [make_envs(config, seed=1, num_envs=num_envs).num_envs for num_envs in (None, 5)]
-    assert sizes == [2, 5]
-
-
-def test_your_own_environment_needs_no_known_id() -> None:
-    envs: VectorEnv = make_envs(EnvConfig(id="mine", num_envs=2), seed=1, make_env=Counting)
-    assert envs.name == "mine" and envs.reset().shape == (2, 3)
-    envs.close()
 
 
 @needs_envpool

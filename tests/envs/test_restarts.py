@@ -246,7 +246,7 @@ def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
             obs=torch.zeros(2, 1), reward=reward, terminated=ended & ~cut, truncated=cut,
             info={"cut": cut},
         )  # fmt: skip
-        tracker.add_rewards(reward)
+        tracker.returns += reward
         table.add("unseen", "greedy", policy, torch.zeros(2, 1), step, tracker)
         tracker.finish_episodes(ended, cut)
     rows = csv.DictReader(text.getvalue().splitlines())

@@ -307,14 +307,6 @@ def test_groups_of_rsl_rl_may_be_nested_and_images_stay_images() -> None:
     assert (envs._layout.unpack(envs.reset())["eyes"]["left"] == 1).all()
 
 
-def test_an_asymmetric_critic_trains_on_rsl_rl_environments(tmp_path: Path) -> None:
-    names = {"model.policy_obs": ("policy",), "model.value_obs": ("critic",), "env.num_envs": 2}
-    config = tiny(tmp_path, aux=tiny_aux()).with_updates(names)
-    run = phasicrl.train(config, make_vector_env=lambda _: VecEnv(tells=True, limit=None))
-    assert run.agent.value_encoder is not None
-    assert run.env_steps == 128
-
-
 class Diverging(TensorCartPole):
     """Simulator whose state follows a continuous action, so that NaN spreads."""
 

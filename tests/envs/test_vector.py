@@ -157,7 +157,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "ragged": (answering(0, [[1], [1, 2], [1]]), r"observation of shape \(\); expected \(3,\)"),
     "ragged reward": (answering(1, [1, [1, 2], 1]), r"returned object \(3,\), .* as reward"),
     "text": (answering(1, ["1", "2", "3"]), r"returned <U1 \(3,\), .* as reward and flags"),
-    "None": (answering(1, [0, None, 0]), r"returned object \(3,\), .* as reward and flags"),
     "too large": (answering(0, np.full((3, 3), -1e300)), r"1e\+300.*; expected at most .*float32"),
     "info of a list": (answering(4, [1]), r"returned info \[1\] of type list; expected a dict"),
     "no final_obs": (answering(4, {}), r"environment \d .*info\['final_obs'\] None; expected"),

@@ -83,9 +83,3 @@ def test_packages_without_a_program_are_imported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doctor, "PROBES", probes)
     assert doctor._run_probe("both").status == "ok"
     assert doctor._run_probe("no module").status == "broken"
-
-
-def test_the_table_shows_names_and_remedies_as_they_are() -> None:
-    check = Check("[b]", "missing", "no [lab] here", "pip install 'phasicrl[lab]'")
-    shown = text_of([check])
-    assert all(text in shown for text in (check.name, check.found, check.remedy))

@@ -115,15 +115,6 @@ def test_each_loss_reaches_the_networks_of_its_value_path_and_phase(
     assert reached(agent, terms["losses/aux/real_value_loss"]) == {"value_head", *in_aux_phase}
 
 
-@pytest.mark.parametrize("value_path", ["detached", "shared_in_aux", "shared"])
-def test_single_networks_have_one_encoder_and_start_alike(value_path: ValuePath) -> None:
-    """Single networks differ in what their gradients reach, not in what they compute."""
-    agent, shared = make_agent(value_path), make_agent("shared")
-    parts = {name.split(".")[0] for name, _ in agent.named_parameters()}
-    assert parts == {"encoder", "policy_head", "value_head", "aux_value_head"}
-    assert torch.equal(ask(agent, observations()).value, ask(shared, observations()).value)
-
-
 @every_path
 def test_the_auxiliary_head_changes_no_other_initial_weight(value_path: ValuePath) -> None:
     plain = make_agent(value_path, auxiliary=False)

@@ -320,14 +320,6 @@ def test_no_rounding_leads_out_of_the_bounds(tenths: list[int], squash: Any) -> 
         assert ((found >= space.low) & (found <= space.high)).all() and found.dtype == dtype
 
 
-def test_the_distribution_does_not_depend_on_clipping_and_stretching() -> None:
-    plain = make_head(BOX)(features())
-    clipped = make_head(BOX, ActionConfig(squash="clip", rescale=True))(features())
-    action = plain.sample(Generator().manual_seed(0))
-    assert torch.equal(plain.log_prob(action), clipped.log_prob(action))
-    assert torch.equal(plain.entropy(), clipped.entropy())
-
-
 # Means and deviations
 
 

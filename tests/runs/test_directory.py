@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ import torch
 
 from phasicrl import resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
-from phasicrl.config_io import escape_control_chars, read_options
+from phasicrl.config_io import atomic_write, escape_control_chars, read_options
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import find_commit
 from phasicrl.training.run import Run
+from tests.corridor import Corridor
 from tests.helpers import assert_same, corridor, tiny, tiny_aux
 
 
@@ -58,6 +60,19 @@ def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: 
     assert sorted(run.path for run in found) == sorted((first.path, second.path))
 
 
+def test_each_function_makes_another_experiment(tmp_path: Path) -> None:
+    """A preset's id would be that of another environment; an id of the user stays."""
+    config = tiny(tmp_path).with_updates({"env.id": Config().env.id})
+    makers = (corridor, partial(Corridor, 3), partial(Corridor, 4, limit=6), corridor)
+    runs = [train(config, make_env=each, resume="auto") for each in makers]
+    ids = [RunDirectory(run.directory).env_id.removeprefix("tests.corridor.") for run in runs]
+    assert ids == ["corridor", "Corridor(3)", "Corridor(4, limit=6)", "corridor"]
+    assert runs[0].directory == runs[3].directory and len([*tmp_path.iterdir()]) == 3
+    with pytest.raises(OSError, match="No space left") as caught, atomic_write(tmp_path / "x.json"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "x.json")
+
+
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
     files = RunDirectory(tmp_path)
     for ask in (lambda: files.config, files.load_config, files.metrics, files.weights):
@@ -66,7 +81,7 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
     made = RunDirectory.make(tiny(tmp_path))
     with pytest.raises(ValueError, match="has no data; expected"):
         made.metrics()
-    with pytest.raises(ValueError, match=r"expected one of the run directories in it. Give .*/\*"):
+    with pytest.raises(ValueError, match=f"such as {made.path}, or for plots"):
         files.metrics()
     assert files.card == {} and files.checkpoints == []
 

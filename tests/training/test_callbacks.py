@@ -91,8 +91,7 @@ def test_on_episode_gets_the_episodes_of_the_metrics(tmp_path: Path, aux: Any) -
 
 
 @pytest.mark.parametrize(
-    ("name", "saved"),
-    [("on_start", 0), ("on_episode", 32), ("on_iteration", 32), ("on_end", 128)],
+    ("name", "saved"), [("on_start", 0), ("on_episode", 32), ("on_iteration", 32), ("on_end", 128)]
 )
 def test_an_error_in_a_callback_loses_no_iteration(tmp_path: Path, name: str, saved: int) -> None:
     failing = Recorder(fail_in=name)

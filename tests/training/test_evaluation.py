@@ -200,9 +200,7 @@ def test_resumed_runs_know_the_best_return(tmp_path: Path, monkeypatch: pytest.M
     assert_same(run.files.weights("best"), seen[1])
 
 
-def test_the_steps_of_the_first_episode_are_a_table_and_tensorboard_series(
-    tmp_path: Path,
-) -> None:
+def test_the_steps_of_the_first_episode_are_a_table_and_tensorboard_series(tmp_path: Path) -> None:
     """One episode of one environment, on unseen levels alone; a run that keeps them is the same."""
     fixed = {"log.tensorboard": True, "action.std": "fixed", "action.std_value": 0.25}
     plain = evaluated(tmp_path / "without", **fixed)

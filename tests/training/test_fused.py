@@ -158,9 +158,7 @@ def test_a_wrong_number_is_named_as_the_simulators() -> None:
         collect(FusedCollector, Infinite, "none", "separate", False)
 
 
-def test_an_error_of_networks_is_not_called_the_simulators(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_of_networks_is_not_called_the_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Agent, "policy", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         collect(FusedCollector, TensorCartPole, "none", "separate", False)

@@ -59,10 +59,12 @@ def test_an_option_without_effect_is_reported_when_a_run_starts(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = CORRIDOR[path] | {"log.console": "plain"}
-    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).close()
+    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).resources.close()
     text = capsys.readouterr().out
     assert f"{path}: no effect without" in text, text
-    start_run(tiny(tmp_path).with_updates({"log.console": "plain"}), make_env=corridor).close()
+    start_run(
+        tiny(tmp_path).with_updates({"log.console": "plain"}), make_env=corridor
+    ).resources.close()
     assert "no effect" not in capsys.readouterr().out
 
 
@@ -136,7 +138,9 @@ def test_a_run_says_that_actions_may_leave_their_bounds(
     cases = [("none", np.inf, 1), ("none", 1.0, 1), ("clip", np.inf, 0), ("tanh", 1.0, 0)]
     for squash, high, count in cases:
         make_env = partial(Spaces, BOX, gym.spaces.Box(0, high, (1,), np.float32))
-        start_run(config.with_updates({"action.squash": squash}), make_env=make_env).close()
+        start_run(
+            config.with_updates({"action.squash": squash}), make_env=make_env
+        ).resources.close()
         said = capsys.readouterr().out
         assert said.count("actions may leave Box(") == said.count("action.squash clip") == count
 
@@ -149,6 +153,6 @@ def test_a_run_warns_of_bf16_on_a_processor_that_emulates_it(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(build, "get_cpu_capability", lambda: capability)
     changes = {"compute.policy_precision": precision, "log.console": "plain"}
-    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).close()
+    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).resources.close()
     is_slow = (precision, capability) == ("bf16", "AVX2")
     assert ("without AVX-512" in capsys.readouterr().out) == is_slow

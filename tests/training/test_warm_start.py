@@ -145,11 +145,3 @@ def test_first_layers_that_expect_other_observations_are_warned_of(
     assert len(warned) == bool(way)
     for text in warned:
         assert re.match(f"warning: .* expect obs_norm.statistics {way}$", text)
-
-
-def test_statistics_of_observations_of_another_kind_are_not_taken_in_part(tmp_path: Path) -> None:
-    other, weights = begun(tmp_path)
-    assert (weights["reader.normalizer.shift"] != 0).any()
-    config = tiny(tmp_path, obs_norm=ObsNormConfig(statistics="ema"))
-    with open_run(config.with_updates({"init_from": str(other)})) as run:
-        assert not run.agent.state_dict()["reader.normalizer.shift"].any()

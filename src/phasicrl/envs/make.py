@@ -171,7 +171,7 @@ def resolve_env_id(env_id: str) -> tuple[Backend, str]:
         "envpool:, gymnasium:, mjlab:, gymnax: or pgx:. `phasicrl envs` lists known ones. For one "
         "that a module registers write gymnasium:MODULE:ID (gymnasium:ale_py:ALE/Pong-v5 after "
         "`pip install ale-py`), or add `--import MODULE`; for one that a function makes, "
-        f"`--make-env MODULE:FUNCTION`.{missing}"
+        f"`--make-env MODULE:FUNCTION` or gymnasium:MODULE:FUNCTION.{missing}"
     )
 
 

@@ -5,14 +5,13 @@ Kind: effects (trains, in a folder that is deleted).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -84,7 +83,7 @@ class Report:
 
     def to_json(self) -> str:
         """Format the report as JSON."""
-        values = dataclasses.asdict(self) | {"share_of_limit": self.share_of_limit}
+        values = asdict(self) | {"share_of_limit": self.share_of_limit}
         return json.dumps(values | {"config": json.loads(self.config.to_json())}, indent=2)
 
 

@@ -194,8 +194,8 @@ def _bench(words: list[str]) -> None:
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
     report = measure_speed(config, seconds=options.seconds, trace=options.trace)
-    options.output.write_text(report.to_json() + "\n")
     print_report(report)
+    options.output.write_text(report.to_json() + "\n")
     print(f"everything: {options.output}")
 
 

@@ -81,8 +81,7 @@ def check_machine() -> list[Check]:
     fewer = "fewer env.num_envs or a shorter aux.every need less"
     with ThreadPoolExecutor() as pool:
         probes = list(pool.map(_run_probe, PROBES))
-    _, _, memory = Path("/proc/meminfo").read_text().partition("MemAvailable:")
-    available, *_ = memory.split()
+    available = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
     return [
         Check("Python", "ok", python),
         Check("PyTorch", "ok", f"{torch.__version__}, {build}"),

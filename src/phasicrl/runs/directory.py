@@ -9,6 +9,7 @@ import glob
 import itertools
 import json
 import math
+import re
 import shutil
 import warnings
 from collections.abc import Collection, Mapping
@@ -334,21 +335,27 @@ class RunDirectory:
                 what = "link" if path.is_symlink() else "special file"
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
-    def list_changes(self, config: str, now: Config, *, accept: bool) -> list[str]:
-        """List the options that differ from a checkpoint's, without `_MUTABLE_OPTIONS`.
+    def list_changes(
+        self, config: str, now: Config, own: dict[str, str], *, accept: bool
+    ) -> list[str]:
+        """List options that differ from a checkpoint's, and custom objects that have other names.
+
+        Changes of `_MUTABLE_OPTIONS` are left out.
 
         Args:
             config: configuration of the checkpoint, as JSON.
             now: configuration in config.json, with the length that `resume` was given, if any.
+            own: custom objects as described in card.json.
             accept: whether differences are accepted.
 
         Returns:
-            A text for each option, with both values.
+            A text for each, with both values.
 
         Raises:
             ValueError: options differ, besides a length given to `resume`, and are not accepted.
         """
-        old, new = Config.from_json(config).values(), now.values()
+        used = self.card.get("own") or {}
+        old, new = Config.from_json(config).values() | used, now.values() | own
         changes = {
             path: f"{path} was {format_value(old.get(path))} and is {format_value(new.get(path))}"
             for path in {**old, **new}
@@ -357,7 +364,8 @@ class RunDirectory:
         # The length was given to `resume`, now or before a crash, and not edited in the file.
         in_file, on_card = self.config.total_env_steps, self.card.get("total_env_steps")
         is_given = in_file in (on_card, old["total_env_steps"])
-        refused = [changes[path] for path in changes if path != "total_env_steps" or not is_given]
+        allowed = {*used, *own, *["total_env_steps"] * is_given}
+        refused = [changes[path] for path in changes if path not in allowed]
         if refused and not accept:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
@@ -407,8 +415,8 @@ class RunDirectory:
             return
         names = ", ".join(sorted(path.name for path in AGENTS_FOLDER.iterdir()))
         hint = f"a folder that `phasicrl train` made, or an agent ({names})"
-        if any(self.path.glob(f"*/{CONFIG_FILE}")):
-            hint = f"one of the run directories in it. Give {self.path}/*"
+        if inside := next(self.path.glob(f"*/{CONFIG_FILE}"), None):
+            hint = f"a run directory in it, such as {inside.parent}, or for plots {self.path}/*"
         text = f"{self.path} is not a run directory, it has no {CONFIG_FILE}"
         raise ValueError(f"{text}; expected {hint}")
 
@@ -433,5 +441,5 @@ def _parse_row(line: str) -> dict[str, Any] | None:
 
 def _stem(config: Config) -> str:
     """Return the prefix of a run directory's name: experiment, environment, seed."""
-    env = config.env.id.rpartition(":")[2].replace("/", "-")
+    env = re.sub(r"[^\w.=-]+", "-", config.env.id.rpartition(":")[2])
     return f"{config.name}_{env}_s{config.seed}"

@@ -90,7 +90,7 @@ class MetricsLog:
     """
 
     def __init__(
-        self, run_dir: Path | None, config: Config, *, saved: dict[str, Any] | None = None
+        self, run_dir: Path | None, config: Config, saved: dict[str, Any] | None = None
     ) -> None:
         self._state = {"env_steps": 0, "seconds": 0.0, "bytes": {}} | (saved or {})
         self._earlier_seconds: float = self._state["seconds"]

@@ -49,7 +49,8 @@ def exit_preempted(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def handle_preemption() -> Iterator[None]:
     """Exit with code 75 on SIGTERM, SIGHUP or SIGUSR1 outside of a run, which handles them."""
-    default = [n for n in _PREEMPTION_SIGNALS if signal.getsignal(n) == signal.SIG_DFL]
+    is_main = threading.current_thread() is threading.main_thread()
+    default = [x for x in _PREEMPTION_SIGNALS if is_main and signal.getsignal(x) == signal.SIG_DFL]
     for number in default:
         signal.signal(number, exit_preempted)
     try:

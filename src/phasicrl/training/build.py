@@ -34,6 +34,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
+from phasicrl.presets import PRESETS
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, fill_user_objects_with_none
 from phasicrl.runs.lock import LOCK_FILE, RunLock
@@ -44,7 +45,7 @@ from phasicrl.spaces import describe_spaces, is_image, leaves
 from phasicrl.system.machine import find_commit, get_versions, num_cores
 from phasicrl.system.signals import SignalHandler
 from phasicrl.training.fused import FusedCollector
-from phasicrl.training.run import Callbacks, OnIteration, Run
+from phasicrl.training.run import Callbacks, OnIteration, Run, describe_function, describe_objects
 from phasicrl.training.unused import find_unused_options
 from phasicrl.training.warm_start import load_matching_weights
 
@@ -89,6 +90,10 @@ def start_run(
     if resume not in ("never", "auto"):
         rule = "never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
         raise ValueError(f"resume is {resume!r}; expected {rule}")
+    maker = objects["make_env"] or objects["make_vector_env"]
+    if maker and config.env.id in {preset.config.env.id for preset in PRESETS.values()}:
+        name = describe_function(maker).replace(":", ".")  # it is not that of the preset
+        config = config.with_updates({"env.id": name})
     for module in config.modules:
         import_module(module)
     runs = RunDirectory.find_runs(config) if resume == "auto" else []
@@ -155,7 +160,8 @@ def restore_run(
         tree, env_steps = part.tree, part.tree["env_steps"]
         if total_env_steps is not None:
             config = _lengthen(config, total_env_steps, env_steps)
-        changes = files.list_changes(tree["config"], config, accept=accept_config_changes)
+        own = describe_objects(objects)
+        changes = files.list_changes(tree["config"], config, own, accept=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps") or 0) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
@@ -292,12 +298,12 @@ def _build_run(
     with world.sync_errors("opening the run directory"):
         _check_directory_is_shared(files, world)
         _check_evaluation_envs(config, files, envs)
-        path = files.path if world.is_first else None
-        log = MetricsLog(path, config, saved=state and state["log"])
+        log = MetricsLog(files.path if world.is_first else None, config, state and state["log"])
         resources.enter_context(closing(log))
     for message in messages:
         log.show_message(message)
-    world.broadcast_(list(agent.state_dict().values()))
+    weights = {name: each.cpu() for name, each in agent.state_dict().items()}
+    agent.load_state_dict(world.broadcast_object(weights))
     executor = Executor(plan, log=log.show_message, world=world)
     is_pure = isinstance(envs, TensorVectorEnv) and envs.is_pure and envs.device == executor.device
     # All processes share the noise of actions, but each shuffles its minibatches differently.

@@ -216,6 +216,8 @@ def evaluate(
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results, threads = None, [], saved.config.compute.num_threads
     threads = threads or (1 if saved.config.model.encoder == "mlp" else num_cores())
+    for file in (steps_file, json):  # before the episodes, whose results would be lost
+        Path(file or ".").parent.mkdir(parents=True, exist_ok=True)
     path = None if steps_file is None else Path(steps_file)
     open_table = nullcontext() if path is None else path.open("w", newline="")
     with use_threads(threads), open_table as file:

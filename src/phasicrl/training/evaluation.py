@@ -79,11 +79,6 @@ class EpisodeTracker:
         """Mask `[B]` of the environments that have not yet finished their number of episodes."""
         return self._left > 0
 
-    def add_rewards(self, reward: Tensor) -> None:
-        """Add the rewards `[B]` of one step to the current episodes."""
-        self.returns += reward
-        self.lengths += 1
-
     def find_episodes_to_cut(self, name: str, ended: Tensor) -> Tensor:
         """Return the mask `[B]` of counted episodes that do not end; warn of long ones."""
         lengths = self.lengths * self.unfinished_envs
@@ -204,7 +199,8 @@ def run_episodes(
         if envs.device.type != "cpu":
             names = ("obs", "reward", "terminated", "truncated", "final_obs")
             step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})
-        tracker.add_rewards(step.reward)
+        tracker.returns += step.reward
+        tracker.lengths += 1
         ended = step.terminated | step.truncated
         endless = tracker.find_episodes_to_cut(envs.name, ended)
         on_step(replace(step, truncated=step.truncated | endless), tracker)
@@ -267,7 +263,7 @@ def run_agent(
         on_episode_end: callback at the ends of episodes, see `OnEpisodeEnd`.
         precision: precision of the encoders.
     """
-    generator = None if policy == "greedy" else Generator().manual_seed(int(seed))
+    generator = None if policy == "greedy" else Generator().manual_seed(int(seed) % 2**64)
     chosen: list[Any] = []  # distributions and actions of the latest step
 
     def act(inputs: AgentInput) -> tuple[Tensor, Tensor]:

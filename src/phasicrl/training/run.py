@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import platform
+import re
 import shlex
 import sys
 import time
@@ -38,11 +40,23 @@ from phasicrl.system.signals import SignalHandler
 from phasicrl.training.evaluation import LONG_EPISODE_STEPS, PeriodicEvaluation
 
 
-def _name(function: Any) -> str:
-    """Return the module and name of a function, as `MODULE:FUNCTION`."""
-    function = getattr(function, "func", function)  # of a `functools.partial`
+def describe_function(function: Any) -> str:
+    """Return module and name of a function, and the arguments of a `functools.partial`.
+
+    Such as `envs:make` and `envs:make(size=5)`, at most 100 characters of it.
+    """
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
+        text = f"{describe_function(function.func)}({', '.join(given)})"
+        return re.sub(" at 0x[0-9a-f]+", "", text)[:100]  # without addresses in memory
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
+
+
+def describe_objects(user: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the custom objects that are given, besides callbacks, by `describe_function`."""
+    given = {name: each for name, each in user.items() if each is not None and name != "callbacks"}
+    return {name: describe_function(each) for name, each in given.items()}
 
 
 class Callbacks:
@@ -358,7 +372,7 @@ class Run(AbstractContextManager["Run"]):
         self.files.write_card({
             **self._origin,
             "seed": self.config.seed,
-            "own": {name: _name(each) for name, each in self.user.items() if each is not None},
+            "own": describe_objects(self.user),
             "env_steps": self._steps_on_card,
             "total_env_steps": self.config.total_env_steps,
             "seconds": round(self.seconds, 1),
@@ -457,13 +471,10 @@ class Run(AbstractContextManager["Run"]):
             rows[f"return, last {episodes:.0f} episodes"] = f"{returns[-1]:.2f}"
         return rows
 
-    def close(self) -> None:
-        """Release environments, log and run directory; restore PyTorch's settings and signals."""
-        self.resources.close()
-
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close the run; after an error, save its last snapshot first.
 
+        Environments, log and run directory are released, PyTorch's settings and signals restored.
         The error gets an attribute `run_directory`.
         """
         self._signals.ignore_further()
@@ -499,9 +510,9 @@ class Run(AbstractContextManager["Run"]):
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
             call = f"phasicrl resume {shlex.quote(str(self.directory))}"
-            objects = {name: _name(each) for name, each in self.user.items() if each is not None}
-            maker = objects.get("make_env") or objects.get("make_vector_env") or "__main__"
-            if len(objects) == 1 and not maker.startswith("__main__"):
+            objects = describe_objects(self.user)
+            maker = objects.get("make_env") or objects.get("make_vector_env") or ""
+            if len(objects) == 1 and re.fullmatch(r"(?!__main__)[\w.]+:[\w.]+", maker):
                 call += f" --make-env {shlex.quote(maker)}"
             elif objects:
                 given = ", ".join(f"{name}=…" for name in objects)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def test_the_band_depends_on_the_number_of_runs(
     curve = Curve("ppg", Task("x"), np.arange(runs.shape[1], dtype=float), runs, published)
     np.testing.assert_array_equal(curve.band, band)
     assert curve.band_description == name
+    assert replace(curve, num_levels=200).description.endswith(", 200 levels")
 
 
 def test_runs_are_interpolated_on_one_grid_where_all_have_data(tmp_path: Path) -> None:
@@ -230,9 +232,10 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
         ([], RETURN, "runs is empty; expected at least one"),
         ([sweep], RETURN, "sweep/s1; expected a run with data"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
-        ([tmp_path], RETURN, r"expected one of the run directories in it. Give .*/\*"),
+        ([tmp_path], RETURN, r"such as .*/(empty|run|forked), or for plots .*/\*"),
         ([empty], RETURN, "empty; expected a run with data"),
         ([forked, forked], RETURN, "forked/config.json: unknown field ppo.mirror"),
+        ([run], "charts/episodic_return_10", "metric is charts/episodic_return_10; expected"),
         ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; expected one of {RETURN}$"),
     ]:
         with pytest.raises(ValueError, match=message):

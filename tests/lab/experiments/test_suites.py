@@ -20,6 +20,8 @@ from phasicrl.runs.directory import RunDirectory
 from tests.helpers import run_here
 from tests.lab.analysis.runs import read_csv
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no auxiliary phase")
+
 
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
     """Return the changes of each arm to the paper's PPG, by name."""

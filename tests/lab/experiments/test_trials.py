@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from phasicrl.config import Config, EnvConfig
+from phasicrl.envs.protocol import EnvError
 from phasicrl.lab.experiments import trials as trials_module
 from phasicrl.lab.experiments.trials import (
     FailedTrialsError,
@@ -130,6 +131,8 @@ def meet_fault(name: str) -> str:
     """Return, raise, or end the process in one of several ways."""
     if name == "error":
         raise RuntimeError("out of memory")
+    if name == "env":
+        raise EnvError("step() raised")
     if name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "hangs":
@@ -138,14 +141,26 @@ def meet_fault(name: str) -> str:
 
 
 @pytest.mark.long
-def test_trials_run_in_processes_of_their_own_and_none_stops_another() -> None:
-    names = ["error", "killed", "hangs", "one", "two", ""]  # the last one returns a false value
+def test_trials_run_in_processes_of_their_own_and_none_stops_another(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    names = [
+        "error",
+        "env",
+        "killed",
+        "hangs",
+        "one",
+        "two",
+        "",
+    ]  # the last one returns a false value
     found = dict(run_in_processes(names, meet_fault, jobs=3))
     ended = "its process ended with exit code"
     failures = {"killed": Failure(f"{ended} -9"), "hangs": Failure(f"{ended} 4")}
     failures["error"] = Failure("RuntimeError: out of memory")
+    failures["env"] = Failure("EnvError: step() raised")
     assert found == failures | {"one": "one", "two": "two", "": ""}
     assert not multiprocessing.active_children()
+    assert capfd.readouterr().err.count("Traceback") == 1, "of the error that nobody expects"
 
 
 def save_on_request(folder: Path, seed: int) -> None:

@@ -90,6 +90,10 @@ def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -
     at = {row["env_steps"]: row["evaluation/return"] for row in rows_of(files)}
     assert at[files.weights_env_steps("best")] == max(at.values())
     (made,) = release([run], output=tmp_path, weights="best", episodes=1, make_env=corridor)
+    with pytest.raises(ValueError, match="best"):
+        (run / "best.safetensors").rename(tmp_path / "best")
+        release([run], output=tmp_path / "new", weights="best", episodes=1, make_env=corridor)
+    (tmp_path / "best").rename(run / "best.safetensors")
     packed = RunDirectory(made.path)
     assert packed.card["env_steps"] == files.weights_env_steps("best")
     for name, tensor in files.weights("best").items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -63,6 +64,18 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path, own: Any)
     images = read_film(path, 64, 64)
     assert images.shape == (12, 64, 64, 3)  # 2 × (first + 5 steps)
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
+
+
+def test_a_film_without_its_end_is_an_error(tmp_path: Path) -> None:
+    """A full disk ends ffmpeg in this way; it only prints a line."""
+    run = train(tiny(tmp_path, model=SMALL_IMAGES), make_env=Image)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+    try:
+        with pytest.raises(OSError, match="is incomplete"):
+            film(run.directory, episodes=1, size=64, make_env=Image)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_names_have_weights_and_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
         (VALUES, {"seeds": (1, 101)}, "seeds has 101; expected 0 to 100"),
         (VALUES, {"seeds": (-5,)}, "seeds has -5; expected 0 to 100"),
         (VALUES, {"rungs": 0}, "expected at least 1 of each"),
+        (VALUES, {"trials": 0}, "trials is 0; expected at least 1"),
         (VALUES, {"seeds": ()}, "expected at least 1 of each"),
         ({}, {}, "expected at least 1 of each"),
         ({"ppo.clip": ["log", 0, 1]}, {}, r"ppo.clip is \['log', 0, 1\]; expected bounds"),
@@ -266,7 +267,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     said: list[str] = []
     sweep.run_sweep(folder, on_trial=lambda name, _: said.append(name))
     assert len(said) == 6
-    assert all(re.fullmatch(r"000\d \(lr 1e-?\d+\)", name) for name in said), said
+    assert all(re.fullmatch(r"000\d \(lr 1e[-+]?\d+\)", name) for name in said), said
     states = {status.id: status.state for status in sweep.get_trial_statuses(folder)}
     assert {*states.values()} == {"complete", "fail"}
     complete = [trial for trial, state in states.items() if state == "complete"]

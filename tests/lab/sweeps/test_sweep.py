@@ -120,6 +120,9 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
     sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match=r"expected one kind\. Separate them"):
         sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
+    for presets, seeds in (([], (1,)), (["classic-ppo"], ())):
+        with pytest.raises(ValueError, match="expected at least one of each"):
+            sweep.make_sweep(tmp_path / "empty", presets, seeds=seeds)
     with pytest.raises(ValueError, match="seed is -5"):
         sweep.make_sweep(tmp_path / "negative", ["classic-ppo"], seeds=(1, -5))
     assert not (tmp_path / "negative").exists()
@@ -142,9 +145,10 @@ def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     given = ["cartpole-ppg", f"runs/{run.name}", f"~/runs/{run.name}"]  # one comes with phasicrl
-    arms = grid.make_grid(small(tmp_path, "ppo"), {"init_from": given})
+    arms = grid.make_grid(small(tmp_path, "ppg", total_env_steps=32), {"init_from": given})
     assert [x.init_from for _, x in arms] == ["cartpole-ppg", *[str(run.resolve())] * 2]
-    trials.check_trainable(arms)
+    with pytest.warns(UserWarning, match="no auxiliary phase in 1 iterations"):
+        trials.check_trainable(arms)
 
 
 @pytest.mark.usefixtures("here")

@@ -24,7 +24,6 @@ from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, get_shared_experiment, read_curves
-from phasicrl.lab.analysis.plot import format_steps
 from phasicrl.lab.analysis.references import FINAL_SHARE, find_score_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
 
@@ -240,9 +239,8 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> l
         for ours in curves:
             is_pair = ours.task == theirs.task and not ours.published
             if is_pair and len({theirs.num_levels, ours.num_levels} - {None}) > 1:
-                levels = [f"{curve.num_levels or 'all'} levels" for curve in (theirs, ours)]
-                trained = f"was trained on {levels[0]}, {ours.label} on {levels[1]}"
-                notes.append(f"{name} {trained}")
+                levels, own = (f"{curve.num_levels or 'all'} levels" for curve in (theirs, ours))
+                notes.append(f"{name} was trained on {levels}, {ours.label} on {own}")
     return [*dict.fromkeys(notes)]
 
 
@@ -252,8 +250,9 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
     points = curve.points or [(curve.steps, run) for run in curve.runs]
     end = find_score_end(curve.steps, at)
     if curve.steps[0] > end:
+        given = f"at_steps is {at:,.0f} (by default where the shortest run ends)"
         start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
-        raise ValueError(f"at_steps is {at:,.0f}; expected at least {start}")
+        raise ValueError(f"{given}; expected at least {start}. Train longer, or leave it out")
     scores = tuple(_score_run(x, y, at, end) for x, y in points)
     mean = estimate([[score] for score in scores], MEASURES["mean"])
     result = TaskResult(curve.label, *curve.task, curve.published, int(at), scores, mean)
@@ -392,7 +391,7 @@ def make_tables(comparison: Comparison) -> list[Table]:
     made: list[Table] = []
     for task in tasks:
         task_results = [result for result in results if result.task == task]
-        at = f"{comparison.metric} at {format_steps(task_results[0].steps)} steps{units}"
+        at = f"{comparison.metric} at {plot.format_steps(task_results[0].steps)} steps{units}"
         columns = ("experiment", "runs", "mean (95 %)", "worst", "best")
         made.append((f"{task}: {at}", columns, [
             (result.name, str(runs := len(result.scores)), _format_interval(result.mean, runs),
@@ -432,7 +431,7 @@ def _format_interval(estimate: Estimate, num_runs: int) -> str:
 
 def _format_median(median: Estimate, num_runs: int) -> str:
     """Format a median number of steps with its interval."""
-    value, low, high = (format_steps(steps) if math.isfinite(steps) else "never"
+    value, low, high = (plot.format_steps(steps) if math.isfinite(steps) else "never"
                         for steps in (median.value, median.low, median.high))  # fmt: skip
     if low == "never":
         return value

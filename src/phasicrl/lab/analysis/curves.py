@@ -112,7 +112,8 @@ class Curve:
         runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         if self.edges is not None:
             return "reference"
-        return f"published: {self.value_note or runs}" if self.published else runs
+        levels = f", {self.num_levels} levels" * bool(self.num_levels)
+        return (f"published: {self.value_note or runs}" if self.published else runs) + levels
 
 
 class LabeledRun(NamedTuple):
@@ -159,7 +160,8 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
             found += runs
             empty += [] if runs else [str(folder)]
     if empty:
-        text = f"no iteration was finished in {', '.join(empty)}"
+        others = f" and {len(empty) - 1} others" * (len(empty) > 1)
+        text = f"no iteration was finished in {empty[0]}{others}"
         if not found:
             raise ValueError(f"{text}; expected a run with data")
         warnings.warn(f"{text}: left out", stacklevel=2)
@@ -275,7 +277,8 @@ def _read_points(run: Path, metric: str) -> Points:
     """Read the steps and values of a run's metric; NaN for returns if no episode has ended."""
     rows = RunDirectory(run).metrics(metric)
     points = extract_points(rows, metric)
-    if not len(points[0]) and metric.startswith("charts/episodic"):
+    returns = ("charts/episodic_return", "charts/episodic_return_100", "charts/episodic_length")
+    if not len(points[0]) and metric in returns:
         steps = np.array([row["env_steps"] for row in rows], np.float64)
         text = f"{run}: no episode has ended in {steps[-1]:,.0f} steps"
         warnings.warn(f"{text}; set a time limit ({LIMIT_HINT})", stacklevel=2)

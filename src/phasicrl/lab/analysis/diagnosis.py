@@ -147,16 +147,13 @@ def _check_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
     worst, median = float(kl.max()), float(np.median(kl))
     # KL is measured before each step: it is always 0 before the only one.
     if worst < 1e-6 and config.ppo.policy_epochs * config.ppo.num_minibatches > 1:
-        return Finding(
-            "Unchanged policy", f"KL ≤ {worst:.1g} nats", f"a larger {_format_rate(config)}"
-        )
+        remedy = f"a larger {_format_rate(config)}"
+        return Finding("Unchanged policy", f"KL ≤ {worst:.1g} nats", remedy)
     if worst < min(max(0.1, 10 * median), 1.0) and median < 0.1:
         return None
-    evidence = (
-        f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats, the median"
-    )
+    changed = f"iteration {int(kl.argmax()) + 1} changed the policy by {worst:.2g} nats"
     remedy = f"{_suggest_lower_rate(config)}, {_suggest_fewer_epochs(config)}, or ppo.target_kl"
-    return Finding("KL too large", f"{evidence} iteration by {median:.2g}", remedy)
+    return Finding("KL too large", f"{changed}, the median iteration by {median:.2g}", remedy)
 
 
 def _check_auxiliary_kl(kl: Array, config: Config, improves: bool) -> Finding | None:

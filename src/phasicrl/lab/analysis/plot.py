@@ -112,6 +112,8 @@ def require_matplotlib() -> None:
 def prepare_stem(output: Path) -> Path:
     """Create the parent directory of a file; return its path without `.png`, `.svg` or `.csv`."""
     output = Path(output)
+    if not output.name:  # such as .
+        raise ValueError(f"output is {output}; expected the name of a file")
     output.parent.mkdir(parents=True, exist_ok=True)
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
@@ -149,7 +151,6 @@ def draw_curves(
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
     panels, tasks = _divide_among_panels(curves), {curve.task for curve in curves}
@@ -167,9 +168,9 @@ def draw_curves(
     heading = textwrap.fill(title or shared.removeprefix(", "), int(0.8 * letters))
     height += _INCHES_PER_LINE * (len(heading.splitlines()) + below)
     styles = assign_styles([*texts, *[("", False)] * is_split])
-    with rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
-        figure = Figure(figsize=(width, height), layout=layout)
+    pads = {"figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.06}
+    with rc_context(STYLE | pads):
+        figure = Figure(figsize=(width, height), layout="constrained")
         grid = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()

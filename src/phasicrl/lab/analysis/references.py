@@ -158,11 +158,9 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
         except ValueError as error:
             raise ValueError(f"{path}: {error}; expected a number") from None
     rows = sorted(row for row in rows if np.isfinite(row[::2]).all())  # with a step and a mean
-    steps, low, mean, high = np.array(rows).reshape(-1, len(_CSV_COLUMNS)).T
-    seen = _select_steps(str(path), task, steps, end)
-    return Curve(
-        path.stem, task, steps[seen], mean[None, seen], True, edges=(low[seen], high[seen])
-    )
+    columns = np.array(rows).reshape(-1, len(_CSV_COLUMNS)).T
+    steps, low, mean, high = columns[:, _select_steps(str(path), task, columns[0], end)]
+    return Curve(path.stem, task, steps, mean[None], True, edges=(low, high))
 
 
 def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -184,9 +183,9 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         name = f"{number}{each.label}{f' on {each.task}' * has_tasks}, seed {each.config.seed}"
         name = name if len(labeled_runs) > 1 else run.name
         subjects.append(_ReportedRun(RunDirectory(run), each.config, name, len(subjects)))
-    template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    text = environment.from_string(template).render(
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = pages.get_template("report.html.j2").render(
         subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
         light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33), min_values=MIN_VALUES,
         dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), presets=PRESETS,

@@ -38,8 +38,8 @@ class Estimate:
 
 
 def format_number(value: float, digits: int) -> str:
-    """Format a number with `digits` significant digits, or as an integer from 1,000 on."""
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
+    """Format a number with `digits` significant digits, or as an integer from 1,000 to 10¹²."""
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e12 else f"{value:.{digits}g}"
 
 
 def interquartile_mean(scores: Array) -> Array:
@@ -75,12 +75,10 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
     """
     ours, theirs = np.asarray(scores, np.float64), np.asarray(others, np.float64)
     # Larger blocks would not fit: each run is compared with each of the others.
-    pairs = zip(
-        _resample(ours, seed=0, numbers_per_resample=ours.size * len(theirs)),
-        _resample(theirs, seed=1, numbers_per_resample=ours.size * len(theirs)),
-        strict=True,
-    )
-    drawn = np.concatenate([_compute_win_rate(mine, other) for mine, other in pairs])
+    count = ours.size * len(theirs)
+    blocks = _resample(ours, seed=0, numbers_per_resample=count)
+    other_blocks = _resample(theirs, seed=1, numbers_per_resample=count)
+    drawn = np.concatenate([*map(_compute_win_rate, blocks, other_blocks)])
     return Estimate(float(_compute_win_rate(ours, theirs)), *map(float, _compute_interval(drawn)))
 
 
@@ -96,9 +94,8 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
         return (block[..., None] > levels).mean((-3, -2))
 
     blocks = _resample(matrix, seed=0, numbers_per_resample=matrix.size * len(levels))
-    return compute_share_above(matrix), *_compute_interval(
-        np.concatenate([compute_share_above(block) for block in blocks])
-    )
+    drawn = np.concatenate([compute_share_above(block) for block in blocks])
+    return compute_share_above(matrix), *_compute_interval(drawn)
 
 
 def median_steps_to_target(steps: ArrayLike) -> Estimate:

@@ -34,8 +34,7 @@ def scale_batch(config: Config, factor: float) -> Config:
     exact, root = Fraction(factor).limit_denominator(1 << 16), math.sqrt(factor)
     values, aux = config.values(), config.aux
     rates = ["ppo.learning_rate", "ppo.value_learning_rate"]
-    if aux.optimizer == "own":
-        rates.append("aux.learning_rate")
+    rates += ["aux.learning_rate"] * (aux.optimizer == "own")
     changed: dict[str, Any] = {
         "env.num_envs": _to_int("env.num_envs", config.env.num_envs * exact, factor),
         "ppo.adam_betas": tuple(beta**factor for beta in config.ppo.adam_betas),
@@ -50,11 +49,9 @@ def scale_batch(config: Config, factor: float) -> Config:
         norm = getattr(config, name)
         if norm.statistics == "ema":
             changed[f"{name}.decay"] = norm.decay**factor
-    if config.has_auxiliary_phase:
-        changed["aux.every"] = _to_int("aux.every", aux.every / exact, factor)
-        if aux.iterations_per_epoch is not None:
-            name = "aux.iterations_per_epoch"
-            changed[name] = _to_int(name, aux.iterations_per_epoch / exact, factor)
+    for name in ("aux.every", "aux.iterations_per_epoch"):
+        if config.has_auxiliary_phase and values[name] is not None:
+            changed[name] = _to_int(name, values[name] / exact, factor)
     return config.with_updates(changed)
 
 

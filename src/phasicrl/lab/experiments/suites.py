@@ -150,12 +150,11 @@ def _make_value_network_arms(base: BaseConfigs) -> list[Arm]:
 
 def _make_value_training_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms with value training in both phases, in one, and in one twice as often."""
-    alone = {"aux.value_coef": 0.0}
+    twice = 2 * base.ppg.ppo.value_epochs
     changes: dict[str, dict[str, Any]] = {
         "values trained": {"aux.value_coef": 1.0},
-        "values not trained": alone,
-        "values not trained, twice E_V": alone
-        | {"ppo.value_epochs": 2 * base.ppg.ppo.value_epochs},
+        "values not trained": {"aux.value_coef": 0.0},
+        "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": twice},
     }
     return make_arms(base.ppg, changes)
 
@@ -272,14 +271,12 @@ def _make_learning_rate_arms(base: BaseConfigs) -> list[Arm]:
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
     epochs = (1, 3, 6) if base.is_procgen else (1, 3, 10)
-    return make_arms(
-        base.ppg,
-        {
-            f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}
-            for name, value in rates.items()
-            for count in epochs
-        },
-    )
+    changes = {
+        f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}
+        for name, value in rates.items()
+        for count in epochs
+    }
+    return make_arms(base.ppg, changes)
 
 
 _TABLE_GAMES = ("starpilot", "bossfight", "bigfish")

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -221,7 +222,8 @@ def _run_child(sender: Connection, function: Callable[[Any], Any], item: Any) ->
     try:
         outcome = function(item)
     except Exception as error:
-        if not isinstance(error, ValueError | OSError | ImportError):
+        has_code = hasattr(error, "exit_code")  # expected, such as an environment's error
+        if not (isinstance(error, ValueError | OSError | ImportError) or has_code):
             traceback.print_exc()
         outcome = Failure(f"{type(error).__name__}: {error}")
     sender.send(outcome)
@@ -298,6 +300,9 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
     """
     for arm, config in arms:
         try:
+            if config.has_auxiliary_phase and config.num_iterations <= config.aux_phase_interval:
+                text = f"{arm}: no auxiliary phase in {config.num_iterations} iterations"
+                warnings.warn(text, stacklevel=2)
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
                 make_agent(config, envs)
             if config.init_from is not None:

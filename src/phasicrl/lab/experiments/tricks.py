@@ -119,8 +119,7 @@ def make_trick_arms(
     for trick in reversed(tricks):  # where two name one field, the lower rung decides
         all_off |= trick.off
     if mode == "leave-one-out":
-        changes = [(f"without {trick.name}", all_on | trick.off) for trick in tricks]
-        changes.insert(0, ("everything", all_on))
+        changes = [("everything", all_on), *((f"without {x.name}", all_on | x.off) for x in tricks)]
     else:
         changes = [("REINFORCE", all_off)]
         for trick in tricks:
@@ -158,7 +157,7 @@ def make_ppo_detail_arms(
     if base.reward_norm.per != "none":
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
     if max_episode_steps is not None:
-        changes |= _make_whole_episode_changes_by_arm(base, max_episode_steps)
+        changes |= _make_whole_episode_changes(base, max_episode_steps)
     has_effect = {
         name: on for name, on in changes.items()
         if not any(path.startswith(unused_options) for path in on)
@@ -166,9 +165,7 @@ def make_ppo_detail_arms(
     return make_arms_with_base("PPO", base, has_effect)
 
 
-def _make_whole_episode_changes_by_arm(
-    base: Config, max_episode_steps: int
-) -> dict[str, dict[str, Any]]:
+def _make_whole_episode_changes(base: Config, max_episode_steps: int) -> dict[str, dict[str, Any]]:
     """Return changes to whole episodes, and to rollouts of the same shape.
 
     There are none if half of a rollout cannot hold an episode, or if its segments cannot be split
@@ -201,6 +198,5 @@ def make_arms_for_env(base: Config, make: Callable[..., list[Arm]], **options: A
             "action.": agent.policy_head.num_continuous,
         }  # fmt: skip
     unused_options = tuple(path for path, used in uses.items() if not used)
-    return make(
-        base, unused_options=unused_options, max_episode_steps=get_time_limit(base.env), **options
-    )
+    limit = get_time_limit(base.env)
+    return make(base, unused_options=unused_options, max_episode_steps=limit, **options)

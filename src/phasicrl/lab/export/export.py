@@ -247,10 +247,9 @@ def _open_torch(path: Path) -> tuple[str | None, Any]:
     files: dict[str, Any] = {_METADATA_KEY: ""}
     module = torch.export.load(path, extra_files=files).module()
 
+    @torch.no_grad()
     def run_program(inputs: Arrays) -> list[NDArray[Any]]:
-        with torch.no_grad():
-            outputs = module(*map(torch.from_numpy, inputs.values()))
-        return [tensor.numpy() for tensor in outputs]
+        return [tensor.numpy() for tensor in module(*map(torch.from_numpy, inputs.values()))]
 
     return files[_METADATA_KEY], run_program
 

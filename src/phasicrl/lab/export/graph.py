@@ -74,11 +74,10 @@ class AgentGraph(nn.Module):
         count = len(self._paths)
         parts, others = dict(zip(self._paths, inputs[:count], strict=True)), list(inputs[count:])
         mask = others.pop().unsqueeze(1) if self.has_masks else None
-        if self.has_memory:
-            first, state = others
-        else:
+        if not self.has_memory:
             num_envs = inputs[0].shape[0]
-            first, state = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)
+            others = [torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)]
+        first, state = others
         read = self.agent.reader.normalize(self.agent.reader.layout.assemble(parts))
         output = self.agent.forward_inputs(read, first.unsqueeze(1), state, mask)
         action = self.agent.policy_head.env_action(output.policy.mode()[:, 0])

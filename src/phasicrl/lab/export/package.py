@@ -72,7 +72,7 @@ def release(
     for run in _select_best_per_task(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
         config = saved.config
-        env = config.env.id.rpartition(":")[2].replace("/", "-")
+        env = re.sub(r"[^\w.=-]+", "-", config.env.id.rpartition(":")[2])
         path = output / f"{config.name}-{env}-s{config.seed}"
         if path.exists() or path in agents:
             raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
@@ -111,10 +111,10 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     """Write configuration, card, weights and metrics of a run."""
     run, files = saved.files, RunDirectory(folder)
     files.write_config(replace(saved.config, output_dir="runs", init_from=None))
-    env_steps = run.weights_env_steps(weights)
+    tensors, env_steps = run.weights(weights), run.weights_env_steps(weights)
     fields = {name: value for name, value in run.card.items() if name in _CARD_FIELDS}
     files.write_card(fields | {"env_steps": env_steps})
-    files.save_weights(run.weights(weights), env_steps=env_steps)
+    files.save_weights(tensors, env_steps=env_steps)
     if (run.path / METRICS_FILE).is_file():
         shutil.copyfile(run.path / METRICS_FILE, folder / METRICS_FILE)
     # A resumed run has several files, named after its machine; their records can be joined.

@@ -276,3 +276,7 @@ def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.nd
     finally:
         if stream is not None:
             stream.close()
+    try:
+        imageio_ffmpeg.count_frames_and_secs(str(path))
+    except RuntimeError as error:  # ffmpeg has failed
+        raise OSError(f"{path} is incomplete; the disk may be full") from error

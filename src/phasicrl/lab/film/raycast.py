@@ -115,8 +115,5 @@ def _make_camera(mujoco: Any, renderer: Any, model: Any, data: Any) -> Any:
     camera.type, camera.distance = mujoco.mjtCamera.mjCAMERA_FREE, model.stat.extent
     camera.lookat[:] = np.median(data.geom_xpos, axis=0)
     for name, value in (renderer.default_cam_config or {}).items():
-        if isinstance(value, np.ndarray):
-            getattr(camera, name)[:] = value
-        else:
-            setattr(camera, name, value)
+        setattr(camera, name, value)
     return camera

@@ -97,6 +97,8 @@ def make_search(
             or the directory has another sweep. Nothing is written then.
         ImportError: Optuna is not installed.
     """
+    if trials < 1:
+        raise ValueError(f"trials is {trials}; expected at least 1")
     if wrong := [seed for seed in seeds if not 0 <= seed < runner.FIRST_REPORT_SEED]:
         rule = f"0 to {runner.FIRST_REPORT_SEED - 1}, on which settings are chosen"
         raise ValueError(f"seeds has {wrong[0]}; expected {rule}")

@@ -56,6 +56,10 @@ def make_sweep(
         ValueError: values cannot be trained, the sweep would have seeds for choosing and seeds for
             reporting, or the directory has a search. Nothing is written then.
     """
+    if not presets or not seeds:
+        raise ValueError(
+            "presets or seeds is empty; expected at least one of each, after the folder"
+        )
     if (directory / grid.SEARCH_FILE).exists():
         raise ValueError(f"directory is {directory}, with a search; expected a new folder")
     lists = read_json(values) if values else {}
