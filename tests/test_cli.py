@@ -77,8 +77,11 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     assert main(["evaluate", run, "--episodes", "2", *maker]) == 0
     changed = ["--make-env", "tests.test_cli:UNNAMED", "--total-env-steps", "512"]
     assert main(["resume", str(next(tmp_path.glob("classic*"))), *changed]) == 0
-    was = "make_env was tests.corridor:corridor and is tests.corridor:corridor()"
-    assert was in capsys.readouterr().out
+    changed = ["--from", str(next((tmp_path / "others").iterdir())), "--env.id", "lamps", *others]
+    assert main(["train", *changed, "--make-env", own]) == 0
+    (lamps,) = (tmp_path / "others").glob("*_lamps_*")
+    assert main(["train", "--from", str(lamps), "--resume", "auto", "--make-env", own]) == 0
+    assert len([*(tmp_path / "others").iterdir()]) == 3, "an id of the user stays"
     for wrong in ("tests.corridor:none", "tests.nowhere:f", "corridor"):
         text = error_of(capsys, "evaluate", run, "--make-env", wrong)
         assert f"make_env is '{wrong}'; expected MODULE:FUNCTION" in text
@@ -147,7 +150,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --output-dir=", "output_dir is empty"),
         ("train --seed 3", "the preset is --seed; expected"),
         ("train --from", "--from is empty; expected the path"),
-        ("train classic-ppo --from cartpole-ppg", "--from is not the first argument"),
+        ("train classic-ppo --from cartpole-ppg", "--from; expected it as the first argument"),
         ("train --from /nowhere/config.json", "/nowhere/config.json is not a run directory"),
         ("train classic-ppo --env.id carpole", "did you mean 'CartPole-v1'"),
         ("train procgen-ppg --env.id bigfsh", "did you mean 'bigfish'"),

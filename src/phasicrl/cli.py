@@ -16,7 +16,8 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -94,9 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
         if "" not in sys.path:  # modules of the user may be in this folder
             sys.path.append("")
         words += [] if options.make_env is None else ["--make-env", options.make_env]
-        with handle_preemption():
-            for module in options.modules:
-                importlib.import_module(module)
+        for module in options.modules:
+            importlib.import_module(module)
+        trains = {"train", "resume", "sweep", "suite"} & {*words[:1]}
+        with handle_preemption() if trains else nullcontext():  # also during slow imports
             run_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
@@ -308,10 +310,7 @@ class _TrainOptions:
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     objects, words, maker = _parse_objects(words)
-    refuses_custom_env = not objects and not any(word.startswith("--env.id") for word in words)
-    options, config = parse_config_and_options(words, "train", _TrainOptions, refuses_custom_env)
-    if objects and not any(word.startswith("--env.id") for word in words):
-        config = config.with_updates({"env.id": maker.replace(":", ".")})
+    options, config = parse_config_and_options(words, "train", _TrainOptions, maker)
     from phasicrl.algorithm import train
 
     _print_run(train(config, resume=options.resume, **objects))
@@ -323,7 +322,7 @@ def parse_config(words: list[str]) -> Config:
 
 
 def parse_config_and_options(
-    words: list[str], command: str, options_type: type, refuses_custom_env: bool = False
+    words: list[str], command: str, options_type: type, make_env: str | None = None
 ) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
@@ -331,7 +330,8 @@ def parse_config_and_options(
         words: arguments of the command.
         command: name of the command, for its help.
         options_type: dataclass of the command's options.
-        refuses_custom_env: whether an environment that a function made is refused after `--from`.
+        make_env: `MODULE:FUNCTION` that makes the environment, which is named after it; empty
+            without one; None for a command that takes none.
 
     Returns:
         An instance of `options_type`, and the changed configuration.
@@ -347,9 +347,8 @@ def parse_config_and_options(
         print("\n".join(_preset_lines()))
         print(f"\n`phasicrl {command} PRESET --help` lists options and their values in a preset.")
         raise SystemExit(0 if words else EXIT_USER_ERROR)
+    makers: Collection[str] = ()
     first, equals, file = words[0].partition("=")
-    if any(word.partition("=")[0] == "--from" for word in words[1:]):
-        raise ValueError("--from is not the first argument; expected it in place of the preset")
     if first == "--from":
         words = [first, file, *words[1:]] if equals else words
         if len(words) < 2:
@@ -362,10 +361,12 @@ def parse_config_and_options(
         is_trial = (run.path.resolve().parent.parent / "trial.json").is_file()  # it is in a sweep
         if is_trial or run.path.parent == AGENTS_FOLDER:
             base = base.with_updates({"output_dir": Config().output_dir, "log.console": "auto"})
-        if refuses_custom_env and (path.is_dir() or run.card):
+        has_env = make_env != "" or any(word.startswith("--env.id") for word in words)
+        if not has_env and (path.is_dir() or run.card):
             run.load_config(make_env=None, make_vector_env=None)
         require_imported_modules(base)
         words = words[1:]
+        makers = dict(run.card.get("own") or {}).values()
     elif first.startswith("-"):
         raise ValueError(
             f"the preset is {words[0]}; expected `phasicrl {command} PRESET {words[0]} …`. "
@@ -373,6 +374,8 @@ def parse_config_and_options(
         )
     else:
         base = get_preset(words[0])
+    if make_env and make_env not in makers:
+        base = base.with_updates({"env.id": make_env.replace(":", ".")})
     if {"-h", "--help"} & {*words}:
         _print_help(command, options_type, base)
         raise SystemExit(0)
@@ -391,6 +394,8 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     """Describe unknown arguments, with the options that may be meant."""
     flags = [f"--{path.replace('_', '-')}" for path in get_defaults()]
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
+        if "--from" in names:
+            return "option --from; expected it as the first argument, in place of the preset"
         return "; unknown ".join(f"option {name}{format_hint(name, flags)}" for name in names)
     if "=" in unknown[0]:  # such as seed=3
         hint = format_hint(unknown[0].partition("=")[0], flags)

@@ -63,11 +63,13 @@ def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: 
 def test_each_function_makes_another_experiment(tmp_path: Path) -> None:
     """A preset's id would be that of another environment; an id of the user stays."""
     config = tiny(tmp_path).with_updates({"env.id": Config().env.id})
-    makers = (corridor, partial(Corridor, 3), partial(Corridor, 4, limit=6), corridor)
+    makers = (corridor, partial(Corridor, 3), corridor)
     runs = [train(config, make_env=each, resume="auto") for each in makers]
-    ids = [RunDirectory(run.directory).env_id.removeprefix("tests.corridor.") for run in runs]
-    assert ids == ["corridor", "Corridor(3)", "Corridor(4, limit=6)", "corridor"]
-    assert runs[0].directory == runs[3].directory and len([*tmp_path.iterdir()]) == 3
+    ids = [RunDirectory(run.directory).env_id for run in runs]
+    assert ids == ["tests.corridor.corridor", "tests.corridor.Corridor", "tests.corridor.corridor"]
+    assert runs[0].directory == runs[2].directory and len([*tmp_path.iterdir()]) == 2
+    named = train(config.with_updates({"env.id": "mine"}), make_env=corridor)
+    assert RunDirectory(named.directory).env_id == "mine"
     with pytest.raises(OSError, match="No space left") as caught, atomic_write(tmp_path / "x.json"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "x.json")

@@ -364,7 +364,7 @@ class RunDirectory:
         # The length was given to `resume`, now or before a crash, and not edited in the file.
         in_file, on_card = self.config.total_env_steps, self.card.get("total_env_steps")
         is_given = in_file in (on_card, old["total_env_steps"])
-        allowed = {*used, *own, *["total_env_steps"] * is_given}
+        allowed = {*USER_OBJECTS, *["total_env_steps"] * is_given}
         refused = [changes[path] for path in changes if path not in allowed]
         if refused and not accept:
             raise ValueError(
@@ -441,5 +441,5 @@ def _parse_row(line: str) -> dict[str, Any] | None:
 
 def _stem(config: Config) -> str:
     """Return the prefix of a run directory's name: experiment, environment, seed."""
-    env = re.sub(r"[^\w.=-]+", "-", config.env.id.rpartition(":")[2])
+    env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
     return f"{config.name}_{env}_s{config.seed}"

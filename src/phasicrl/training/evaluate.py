@@ -216,10 +216,10 @@ def evaluate(
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results, threads = None, [], saved.config.compute.num_threads
     threads = threads or (1 if saved.config.model.encoder == "mlp" else num_cores())
-    for file in (steps_file, json):  # before the episodes, whose results would be lost
-        Path(file or ".").parent.mkdir(parents=True, exist_ok=True)
-    path = None if steps_file is None else Path(steps_file)
-    open_table = nullcontext() if path is None else path.open("w", newline="")
+    files = [x if x is None else Path(x).expanduser() for x in (steps_file, json)]
+    for path in filter(None, files):  # before the episodes, whose results would be lost
+        path.parent.mkdir(parents=True, exist_ok=True)
+    open_table = files[0].open("w", newline="") if files[0] else nullcontext()
     with use_threads(threads), open_table as file:
         table = None if file is None else load_lab_object("StepTable")(file)
         for which, policy in product(expand_levels(levels), policies):
@@ -231,8 +231,8 @@ def evaluate(
                     precision=saved.config.compute.policy_precision,
                 )  # fmt: skip
             results.append(Evaluation(policy, *finished, levels=which))
-    if json is not None:
+    if files[1]:
         rows = [result.to_dict() for result in results]
         gaps = generalization_gaps(results)
-        write_json(Path(json), {"run": str(run_dir), "results": rows, "gap": gaps})
+        write_json(files[1], {"run": str(run_dir), "results": rows, "gap": gaps})
     return results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 import platform
 import re
@@ -41,14 +40,8 @@ from phasicrl.training.evaluation import LONG_EPISODE_STEPS, PeriodicEvaluation
 
 
 def describe_function(function: Any) -> str:
-    """Return module and name of a function, and the arguments of a `functools.partial`.
-
-    Such as `envs:make` and `envs:make(size=5)`, at most 100 characters of it.
-    """
-    if isinstance(function, functools.partial):
-        given = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
-        text = f"{describe_function(function.func)}({', '.join(given)})"
-        return re.sub(" at 0x[0-9a-f]+", "", text)[:100]  # without addresses in memory
+    """Return the module and name of a function, as `MODULE:FUNCTION`."""
+    function = getattr(function, "func", function)  # of a `functools.partial`
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
 

@@ -78,7 +78,8 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
     count = ours.size * len(theirs)
     blocks = _resample(ours, seed=0, numbers_per_resample=count)
     other_blocks = _resample(theirs, seed=1, numbers_per_resample=count)
-    drawn = np.concatenate([*map(_compute_win_rate, blocks, other_blocks)])
+    pairs = zip(blocks, other_blocks, strict=True)
+    drawn = np.concatenate([_compute_win_rate(*pair) for pair in pairs])
     return Estimate(float(_compute_win_rate(ours, theirs)), *map(float, _compute_interval(drawn)))
 
 

@@ -72,7 +72,7 @@ def release(
     for run in _select_best_per_task(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
         config = saved.config
-        env = re.sub(r"[^\w.=-]+", "-", config.env.id.rpartition(":")[2])
+        env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
         path = output / f"{config.name}-{env}-s{config.seed}"
         if path.exists() or path in agents:
             raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")

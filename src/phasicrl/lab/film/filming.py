@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -276,7 +277,8 @@ def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.nd
     finally:
         if stream is not None:
             stream.close()
-    try:
-        imageio_ffmpeg.count_frames_and_secs(str(path))
-    except RuntimeError as error:  # ffmpeg has failed
-        raise OSError(f"{path} is incomplete; the disk may be full") from error
+    # Ask ffmpeg for its first frames: imageio does not see that it has failed.
+    words = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", str(path), "-c", "copy"]
+    words += ["-t", "0.1", "-f", "null", "-"]
+    if subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+        raise OSError(f"{path} is incomplete; the disk may be full")
