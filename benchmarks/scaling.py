@@ -130,7 +130,7 @@ def main(output: Path, /, presets: tuple[str, ...] = tuple(RUNS), rounds: int = 
 def gradient_steps(config: Config) -> float:
     """Return the gradient steps of an iteration, on average over auxiliary phases."""
     ppo, aux = config.ppo, config.aux
-    steps = float(len(ppo.epoch_schedule) * ppo.num_minibatches)
+    steps = float(len(ppo.epoch_kinds) * ppo.num_minibatches)
     if config.has_auxiliary_phase:
         rollouts = aux.iterations_per_epoch or aux.every
         steps += aux.epochs * aux.num_minibatches * rollouts / (aux.every * aux.run_every)

@@ -19,7 +19,7 @@ import numpy as np
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config, ModelConfig, ObsNormConfig, RewardNormConfig, ValueNormConfig
-from phasicrl.spaces import count_choices
+from phasicrl.spaces import get_nvec
 from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
 
 FILE = Path(__file__).with_name("golden.json")
@@ -93,7 +93,7 @@ class Echo(gym.Env[Any, Any]):
     def _info(self) -> dict[str, Any]:
         """Forbid one option of each discrete component, another one in each step."""
         at = self._at + self._episode
-        allowed = [np.arange(n) != at % n for n in count_choices(self.action_space)]
+        allowed = [np.arange(n) != at % n for n in get_nvec(self.action_space)]
         return {"action_mask": np.concatenate(allowed)} if self.masked else {}
 
 

@@ -126,7 +126,7 @@ phasicrl.system.signals: SignalHandler watch_parent
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run
 phasicrl.training.evaluate: Evaluation SavedAgent check_policies
-phasicrl.training.evaluation: run_agent run_episodes
+phasicrl.training.evaluation: run_agent_episodes run_episodes
 """
 """Modules and names of the core that the lab imports."""
 

@@ -75,7 +75,7 @@ class Scripted:
     num_envs = B
     observation_space: gym.Space[Any] = gym.spaces.Box(-100, 100, (3,), np.float32)
     action_space: gym.Space[Any] = gym.spaces.Discrete(4)
-    exact_state: RestoreMethod = "none"
+    restore_method: RestoreMethod = "none"
     has_final_obs = True
     mask_size = 0
     action_mask: Tensor | None = None

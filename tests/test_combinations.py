@@ -97,7 +97,7 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
             rollout = run.collect(run.buffer.next_rollout())
             compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
         assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
-        segments = run.buffer.segments()
+        segments = run.buffer.as_segments()
         assert isinstance(segments, Samples)
         old = compute_dist_params(run.agent, segments, executor=run.executor)
         generator = torch.Generator().manual_seed(0)

@@ -154,7 +154,7 @@ def test_epochs_are_in_the_order_asked_for_and_joint_where_there_are_as_many_of_
     ]
     for order, num_policy, num_value, expected in cases:
         ppo = PPOConfig(policy_epochs=num_policy, value_epochs=num_value, epoch_order=order)
-        assert ppo.epoch_schedule == expected
+        assert ppo.epoch_kinds == expected
 
 
 def test_an_experiment_is_the_same_for_other_seeds_lengths_and_machines() -> None:

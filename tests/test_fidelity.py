@@ -163,7 +163,7 @@ def spinning_up_update(agent: Agent, samples: PolicySamples, target: Tensor, con
     """
     ppo, conditions = config.ppo, (samples.obs, samples.first, samples.state)
     assert ppo.target_kl and ppo.value_learning_rate and ppo.clip
-    policy_parameters, value_parameters = agent.param_groups()
+    policy_parameters, value_parameters = agent.params_by_network()
     policy_adam = torch.optim.Adam(policy_parameters, lr=ppo.learning_rate)
     value_adam = torch.optim.Adam(value_parameters, lr=ppo.value_learning_rate)
     steps = 0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasicrl.masks import find_fully_blocked, flatten_mask
-from phasicrl.spaces import count_choices
+from phasicrl.spaces import get_nvec
 from tests.test_spaces import ACTIONS, Dict, MultiDiscrete
 
 
@@ -22,7 +22,7 @@ def mask_tree(space: Any, flat: list[np.ndarray], nested: bool) -> Any:
         return {key: mask_tree(part, flat, nested) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
         return [mask_tree(part, flat, nested) for part in space.spaces]
-    taken = [flat.pop(0) for _ in count_choices(space)]
+    taken = [flat.pop(0) for _ in get_nvec(space)]
     if isinstance(space, Box):
         return None
     if isinstance(space, Discrete):
@@ -39,7 +39,7 @@ def mask_tree(space: Any, flat: list[np.ndarray], nested: bool) -> Any:
 @given(ACTIONS, st.booleans(), st.integers(0, 2**31), st.sampled_from([bool, np.int8, np.float32]))
 def test_masks_in_every_form_are_the_same(space: Any, nested: bool, seed: int, dtype: Any) -> None:
     rng = np.random.default_rng(seed)
-    components = [rng.integers(0, 2, width).astype(dtype) for width in count_choices(space)]
+    components = [rng.integers(0, 2, width).astype(dtype) for width in get_nvec(space)]
     forms: list[Any] = [np.concatenate([np.ones(0, dtype), *components]).astype(dtype)]
     expected = forms[0].astype(bool)
     if not isinstance(space, Box):

@@ -171,7 +171,7 @@ def test_other_steps_than_whole_episodes_do_not_count(
     samples, record = compute_targets(rollout, rollout.reward, config.ppo)
     normalized = phases.normalize_minibatches(samples, torch.arange(4 * num_steps), config.ppo)
     ended = rollout.terminated | rollout.truncated
-    counts = returns.mark_early_episodes(rollout.first, ended).flatten()
+    counts = returns.mark_first_half_episodes(rollout.first, ended).flatten()
     assert 0.2 < counts.float().mean() < 0.9
     assert record["charts/learned_fraction"] == pytest.approx(counts.float().mean().item())
     # The judge: those steps alone, without weights.
@@ -244,7 +244,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
         def checked(minibatch: Minibatch[PolicySamples], *coefficients: Tensor) -> Any:
             nonlocal rate
             if settings.phase == "policy":
-                piece = minibatch.select()
+                piece = minibatch.gather()
                 inputs = piece.obs, piece.first, piece.state, piece.action_mask
                 with torch.no_grad():
                     old, new = (
@@ -284,14 +284,14 @@ def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
 
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path))
-    everything = Minibatch(samples_of(run).as_transitions(), torch.arange(32), split=False)
+    everything = Minibatch(samples_of(run).as_transitions(), torch.arange(32), is_split=False)
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
     frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
-        settings = StepSettings("policy", run.agent.param_groups(), frozen, None)
+        settings = StepSettings("policy", run.agent.params_by_network(), frozen, None)
         run.executor.make_gradient_step(loss, settings)(
             everything, *run.learner.loss_coefficients()
         )
@@ -314,13 +314,13 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
     loss = Large(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
     step = run.executor.make_gradient_step(loss, run.learner.step_settings("policy"))
-    minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
+    minibatch = Minibatch(samples_of(run), torch.arange(4), is_split=True)
     with patch.object(optimize, "step_optimizer_", keep):
         names, (seen, norm), weight = step(minibatch, *run.learner.loss_coefficients())
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(norms).norm().item(), rel=1e-4)
     whole = [list(run.agent.parameters())]
-    for network in whole if norm_of == "agent" else run.agent.param_groups():
+    for network in whole if norm_of == "agent" else run.agent.params_by_network():
         clipped = torch.stack([given[0][parameter].norm() for parameter in network]).norm()
         assert clipped.item() == pytest.approx(0.5, rel=1e-4)
 
@@ -432,7 +432,7 @@ def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
                       minibatch_by="transitions")  # fmt: skip
     run = open_run(replace(config, value_norm=VALUE_NORM))
     rollout = run.collect(run.buffer.next_rollout())
-    counts = returns.mark_early_episodes(rollout.first, rollout.terminated | rollout.truncated)
+    counts = returns.mark_first_half_episodes(rollout.first, rollout.terminated | rollout.truncated)
     policy_phase(run.learner, rollout)
     assert run.agent.value_normalizer is not None
     count = run.agent.value_normalizer.state_dict()["moments.count"]
@@ -523,7 +523,7 @@ def test_deviations_that_depend_on_the_state_are_cloned_in_the_auxiliary_phase(
             rollout = run.collect(run.buffer.next_rollout())
             compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
         head, linear = run.agent.policy_head, run.agent.policy_head.linear
-        old = compute_dist_params(run.agent, run.buffer.segments(), executor=run.executor)
+        old = compute_dist_params(run.agent, run.buffer.as_segments(), executor=run.executor)
         samples = run.buffer.auxiliary_samples(old).as_transitions()
         with torch.no_grad():  # the mean, and the raw deviation: below the bound, or not
             linear.bias[-2:] += torch.tensor([0.5, -0.3])
@@ -575,7 +575,7 @@ def test_the_last_iterations_alone_are_used_whole(tmp_path: Path) -> None:
 
 def test_the_old_policy_is_computed_once_a_phase_before_it_changes(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux(epochs=3)))
-    expected = compute_dist_params(run.agent, run.buffer.segments(), executor=run.executor)
+    expected = compute_dist_params(run.agent, run.buffer.as_segments(), executor=run.executor)
     with patch.object(phases, "compute_dist_params", wraps=compute_dist_params) as calls:
         batches = auxiliary_batches(run)
     assert calls.call_count == 1
@@ -708,8 +708,8 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, aux=aux), make_env=lambda: Levers(masked=True)) as run:
         rollout = run.collect(run.buffer.next_rollout())
         compute_targets(rollout, torch.zeros(4, 8), run.config.ppo)
-        segments = run.buffer.segments()
-        before = compute_dist_params(run.agent, segments, executor=run.executor, kl_phase="aux")
+        segments = run.buffer.as_segments()
+        before = compute_dist_params(run.agent, segments, executor=run.executor, phase="aux")
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
         loss = phases.AuxiliaryLoss(run.agent, aux)

@@ -42,7 +42,7 @@ def test_a_ratio_is_never_larger_than_a_hundred() -> None:
 
 
 def policy_weights(agent: Agent) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in agent.param_groups()[0]]
+    return [parameter.detach().clone() for parameter in agent.params_by_network()[0]]
 
 
 def test_the_average_is_the_weighted_mean_of_all_weights_so_far(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_moments_of_advantages_count_each_rollout_once(tmp_path: Path) -> None:
     for batch in (torch.tensor([0.0, 2.0]), torch.tensor([3.0, 5.0])):
         learner.start_iteration()
         for again in (batch + 7, batch):  # computed twice
-            moments = learner.restore_advantage_moments()
+            moments = learner.rewind_advantage_moments()
             assert moments is not None
             moments.update(again)
     mean, square = (0 + 2 + 2 * 3 + 2 * 5) / 6, (0 + 4 + 2 * 9 + 2 * 25) / 6
@@ -95,7 +95,9 @@ def test_advantages_are_normalized_by_their_moments(tmp_path: Path) -> None:
     """Advantages of the first rollout are normalized by its own moments."""
     run = open_run(tiny(tmp_path))
     rollout = run.collect(run.buffer.next_rollout())
-    found = compute_targets(rollout, rollout.reward, run.config.ppo, moments=EmaMoments(0.5))[0]
+    found = compute_targets(
+        rollout, rollout.reward, run.config.ppo, advantage_moments=EmaMoments(0.5)
+    )[0]
     expected = compute_targets(rollout, rollout.reward, run.config.ppo)[0]
     torch.testing.assert_close(found.advantage, expected.advantage)
 

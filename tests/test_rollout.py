@@ -58,7 +58,7 @@ def split(
     if isinstance(generator, int):
         generator = Generator().manual_seed(generator)
     order = samples.random_order(unit=by, generator=generator)
-    return [each.select() for each in samples.minibatches(num_minibatches, order, unit=by)]
+    return [each.gather() for each in samples.minibatches(num_minibatches, order, unit=by)]
 
 
 def order(minibatches: list[PolicySamples]) -> list[int]:
@@ -103,7 +103,7 @@ def test_a_minibatch_has_its_number_of_steps(by: MinibatchUnit, state_size: int)
     samples = samples_at(cells(), state_size)
     order = samples.random_order(unit=by, generator=Generator())
     for minibatch in samples.minibatches(3, order, unit=by):
-        assert minibatch.num_steps == minibatch.copy().num_steps == S * L // 3
+        assert minibatch.num_steps == minibatch.materialize().num_steps == S * L // 3
 
 
 @pytest.mark.parametrize("by", ["segments", "transitions"])
@@ -189,7 +189,7 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy() -> None:
     assert samples.old_dist_params.data_ptr() == old_dist_params.data_ptr()
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
     for minibatch in samples.minibatches(3, torch.randperm(len(samples)), unit="segments"):
-        gathered = minibatch.select()
+        gathered = minibatch.gather()
         assert isinstance(gathered, AuxiliarySamples)
         cell = gathered.old_dist_params[..., 0] - 0.1
         torch.testing.assert_close(cell, gathered.value_target - 0.5)
@@ -199,7 +199,7 @@ def test_the_buffer_fills_slot_by_slot_and_is_written_over_after_clear() -> None
     buffer, places = make_buffer(), []
     for slot in range(K):
         with pytest.raises(AssertionError, match=f"{slot} of 3 rollouts"):
-            buffer.segments()
+            buffer.as_segments()
         places.append(buffer.next_rollout().obs.data_ptr())
         assert buffer.num_filled == slot + 1 and buffer.is_full == (slot + 1 == K)
     assert len(set(places)) == K

@@ -319,10 +319,10 @@ def test_float32_in_place_of_other_floats_at_every_depth() -> None:
         parts = Tuple([Box(-np.inf, high, (1,), dtype), Discrete(3)])
         return Dict(OrderedDict(z=Box(-1, 1, (2,), dtype), a=parts, b=Box(0, 9, (1,), np.uint8)))
 
-    changed = spaces.as_float32(make(np.float64, 1e300))
+    changed = spaces.to_float32_space(make(np.float64, 1e300))
     assert changed == make(np.float32, float(np.finfo(np.float32).max))
     assert list(changed.spaces) == ["z", "a", "b"]  # type: ignore[attr-defined]
-    assert spaces.as_float32(GOOD) is GOOD
+    assert spaces.to_float32_space(GOOD) is GOOD
 
 
 def test_parts_can_be_mapped() -> None:
@@ -335,9 +335,9 @@ def test_parts_can_be_mapped() -> None:
 
 
 def test_options_of_all_discrete_components() -> None:
-    assert spaces.count_choices(MIXED) == (3, 2, 4, 2) and spaces.count_choices(GOOD) == ()
-    assert spaces.count_choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
-    assert spaces.count_choices(MultiBinary((2, 2))) == (2,) * 4
+    assert spaces.get_nvec(MIXED) == (3, 2, 4, 2) and spaces.get_nvec(GOOD) == ()
+    assert spaces.get_nvec(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
+    assert spaces.get_nvec(MultiBinary((2, 2))) == (2,) * 4
 
 
 def test_extra_entries_are_found_at_any_depth() -> None:

@@ -17,7 +17,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.normalize import EmaMoments
 from phasicrl.phases import AuxiliaryLoss, compute_targets, recompute_values
-from phasicrl.returns import mark_early_episodes
+from phasicrl.returns import mark_first_half_episodes
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -94,7 +94,7 @@ def test_moments_of_advantages_are_those_of_known_steps() -> None:
     raw, _ = compute_targets(rollout, rollout.reward, PPO)
     assert raw.weight is not None
     known, moments = raw.advantage[raw.weight > 0].double(), EmaMoments(0.9)
-    compute_targets(rollout, rollout.reward, PPO, moments=moments)
+    compute_targets(rollout, rollout.reward, PPO, advantage_moments=moments)
     assert float(moments.mean) == pytest.approx(float(known.mean()))
     assert float(moments.variance) == pytest.approx(float(known.var(correction=0)))
 
@@ -218,7 +218,7 @@ def test_whole_episodes_leave_out_unknown_steps_too() -> None:
     ppo = dataclasses.replace(PPO, collect_by="episodes", max_episodes=None)
     rollout = collect().rollout(0)
     flags = rollout.first, rollout.terminated | rollout.truncated
-    whole = mark_early_episodes(*flags)
+    whole = mark_first_half_episodes(*flags)
     samples, _ = compute_targets(rollout, rollout.reward, ppo)
     assert samples.weight is not None and rollout.weight is not None
     unknown = whole & (rollout.weight == 0)

@@ -39,7 +39,7 @@ def learn(run: Run) -> None:
                 buffer,
                 on_stage=run.show,
                 on_epoch=run.log_epoch,
-                on_epoch_start=run.snapshot_and_maybe_save,
+                on_epoch_start=run.back_up_and_maybe_save,
             )
         # Keep the rollouts for the phase that is left out at the end of a run, in case it is
         # resumed with more steps

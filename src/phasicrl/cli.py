@@ -35,7 +35,7 @@ from phasicrl.config import (
 )
 from phasicrl.config_io import escape_control_chars, format_hint, read_options
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
-from phasicrl.system.signals import handle_preemption
+from phasicrl.system.signals import exit_on_preemption
 
 if TYPE_CHECKING:
     from phasicrl.training.evaluate import Evaluation
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         for module in options.modules:
             importlib.import_module(module)
         trains = {"train", "resume", "sweep", "suite"} & {*words[:1]}
-        with handle_preemption() if trains else nullcontext():  # also during slow imports
+        with exit_on_preemption() if trains else nullcontext():  # also during slow imports
             run_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # raised by rich
             return EXIT_BROKEN_PIPE
-        _print_list_syntax(words, error.code)
+        _print_list_hint(words, error.code)
         raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -125,9 +125,9 @@ def main(arguments: list[str] | None = None) -> int:
         warnings.formatwarning = previous
 
 
-def _print_list_syntax(words: list[str], code: object) -> None:
+def _print_list_hint(words: list[str], exit_code: object) -> None:
     """Print the spelling of a list if tyro has refused one such as `[64,64]` or `64,64`."""
-    if code == EXIT_USER_ERROR and (given := _LIST_PATTERN.search("\n".join(words))):
+    if exit_code == EXIT_USER_ERROR and (given := _LIST_PATTERN.search("\n".join(words))):
         values = " ".join(re.findall(r"[\w.]+", given[1]))
         print(f"error: a list is {given[1]}; expected {values}, with spaces", file=sys.stderr)
 
@@ -222,7 +222,7 @@ def parse_and_call(
     function: Callable[..., Any],
     prog: str,
     words: list[str],
-    marker: Any = tyro.conf.PositionalRequiredArgs,
+    positional_marker: Any = tyro.conf.PositionalRequiredArgs,
 ) -> Any:
     """Parse arguments by the signature of a library function, and call the function.
 
@@ -230,16 +230,16 @@ def parse_and_call(
     """
     text = None
     if "user_objects" in inspect.signature(function).parameters:
-        objects, words, _ = _parse_objects(words)
+        objects, words, _ = _pop_make_env(words)
         text = (inspect.getdoc(function) or "").partition("\nArgs:")[0] + f"\n{_ENV_HELP}"
         function = functools.partial(function, **objects)
     return tyro.cli(
         function, args=_expand_home(words), prog=f"phasicrl {prog}", registry=_REGISTRY,
-        config=(marker, tyro.conf.SuppressFixed), description=text,
+        config=(positional_marker, tyro.conf.SuppressFixed), description=text,
     )  # fmt: skip
 
 
-def _parse_objects(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
+def _pop_make_env(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
     """Parse `--make-env MODULE:FUNCTION`.
 
     Returns:
@@ -267,9 +267,9 @@ def _expand_home(words: list[str]) -> list[str]:
     return [re.sub(r"^(-[^=]*=)?~(?=/|$)", rf"\g<1>{Path.home()}", word) for word in words]
 
 
-def print_lines(result: Iterable[object]) -> None:
+def print_lines(lines: Iterable[object]) -> None:
     """Print a line for each object, with control characters escaped."""
-    print(escape_control_chars("\n".join(map(str, result))))
+    print(escape_control_chars("\n".join(map(str, lines))))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -309,7 +309,7 @@ class _TrainOptions:
 
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
-    objects, words, maker = _parse_objects(words)
+    objects, words, maker = _pop_make_env(words)
     options, config = parse_config_and_options(words, "train", _TrainOptions, maker)
     from phasicrl.algorithm import train
 
@@ -467,10 +467,10 @@ def print_evaluations(results: list[Evaluation]) -> None:
     rows: list[tuple[str, ...]] = []
     has_both = len({result.levels for result in results}) > 1
     for result in results:
-        row: dict[str, Any] = result.to_dict()
+        fields: dict[str, Any] = result.to_dict()
         label = f"{result.policy}, {result.levels}" if has_both else result.policy
-        interval = "{:.2f} … {:.2f}".format(*row["interval_95"])
-        rest = (f"{row[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
+        interval = "{:.2f} … {:.2f}".format(*fields["interval_95"])
+        rest = (f"{fields[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
         rows.append((label, f"{result.mean_return:.2f}", interval, *rest))
     print_table(f"{len(results[0].returns)} episodes", columns, rows)
 

@@ -17,7 +17,7 @@ from phasicrl.optimize import make_diverged_error
 from phasicrl.rollout import Rollout, Samples
 
 
-class Truncation(NamedTuple):
+class Truncations(NamedTuple):
     """Truncated episodes of a step.
 
     Attributes:
@@ -76,7 +76,7 @@ class Collector:
     def reset(self) -> None:
         """Reset the environments and the memory states."""
         self._obs = self.executor.upload(self.envs.reset())
-        self.agent.check_images(self._obs)
+        self.agent.check_image_scale(self._obs)
         self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.executor.device)
         self._state = self.agent.initial_state(self.envs.num_envs)
 
@@ -105,9 +105,9 @@ class Collector:
             if updates_obs_norm_before_values:
                 self.agent.reader.update(rollout.obs, self.executor.world)
                 if self.agent.state_size:
-                    truncations = self._recompute_memory(rollout, truncations)
+                    truncations = self._recompute_memory_states(rollout, truncations)
             if self._values_deferred or updates_obs_norm_before_values:
-                values = self.executor.infer_in_batches(rollout.segments(), self._compute_value)
+                values = self.executor.infer_in_batches(rollout.as_segments(), self._compute_values)
                 rollout.value.copy_(values)
             self._fill_next_values(rollout, truncations)
             # Without its final observation, a truncated episode ends one step earlier, at the last
@@ -118,9 +118,9 @@ class Collector:
         with self.executor.world.sync_errors("a rollout"):
             values = torch.cat([rollout.value, rollout.next_value])
             require_finite(policy=rollout.log_prob, value_function=values)
-            self.agent.check_images(rollout.obs.flatten(0, 1))
+            self.agent.check_image_scale(rollout.obs.flatten(0, 1))
 
-    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
+    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncations], dict[str, Tensor]]:
         """Act and step T times.
 
         Returns:
@@ -132,7 +132,7 @@ class Collector:
         for t in range(rollout.first.shape[1]):
             # Store the observation, sample an action, step the environments.
             rollout.obs[:, t] = self._obs
-            action = self.sample_actions(rollout, t).to(self.envs.device)
+            action = self.sample_and_store_actions(rollout, t).to(self.envs.device)
             try:
                 step = self.envs.step(action)
             except (ValueError, EnvError):  # the action may come from a diverged network
@@ -155,7 +155,7 @@ class Collector:
         steps = {**info, "reward": reward, "terminated": terminated, "ended": ended}
         return self._find_truncations(truncated, finals), steps
 
-    def sample_actions(self, rollout: Rollout, t: int) -> Tensor:
+    def sample_and_store_actions(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.
 
         The rollout stores actions before `env_action`, log-probabilities, masks and any values.
@@ -191,36 +191,36 @@ class Collector:
         env_action = self.agent.policy_head.env_action(action[:, 0])
         return action[:, 0], env_action, policy.log_prob(action)[:, 0], state, *values
 
-    def _compute_value(self, segments: Samples) -> Tensor:
+    def _compute_values(self, segments: Samples) -> Tensor:
         """Compute the values `[S, L]` of segments."""
         return self.agent.value(*segments.inputs, precision=self._precision)
 
     def _find_truncations(
         self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]
-    ) -> list[Truncation]:
+    ) -> list[Truncations]:
         """Return the truncated episodes of a rollout, with final observations and memory states.
 
         Args:
             truncated: `[T, B]` bool.
             finals: final observations and memory states `[B, …]` of steps that ended episodes.
         """
-        truncations: list[Truncation] = []
+        truncations: list[Truncations] = []
         for t, pairs in groupby(truncated.nonzero().tolist() if finals else [], lambda x: x[0]):
             (final_obs, state), rows = finals[t], torch.tensor([env for _, env in pairs])
             envs, obs = map(self.executor.upload, (rows, final_obs[rows]))
-            truncations.append(Truncation(t, envs, obs, state[envs]))
+            truncations.append(Truncations(t, envs, obs, state[envs]))
         return truncations
 
-    def _recompute_memory(
-        self, rollout: Rollout, truncations: list[Truncation]
-    ) -> list[Truncation]:
+    def _recompute_memory_states(
+        self, rollout: Rollout, truncations: list[Truncations]
+    ) -> list[Truncations]:
         """Recompute the memory's states with the current observation statistics.
 
         Returns:
             The truncations with recomputed states.
         """
         by_step = {each.step: each for each in truncations}
-        self._state, recomputed = rollout.state.clone(), list[Truncation]()
+        self._state, recomputed = rollout.state.clone(), list[Truncations]()
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
             inputs = (rollout.obs[:, now], rollout.first[:, now], self._state)
@@ -229,7 +229,7 @@ class Collector:
                 recomputed.append(cut._replace(state=self._state[cut.envs]))
         return recomputed
 
-    def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
+    def _fill_next_values(self, rollout: Rollout, truncations: list[Truncations]) -> None:
         """Fill in the value of the observation after each step.
 
         The observations after the last step and the final observations of truncated episodes go

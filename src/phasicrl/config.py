@@ -39,12 +39,12 @@ ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"
 
 ScheduleFunction = Callable[[float], Mapping[str, float]]
 """Function of the progress of a run, 0 to 1, that returns values of some options by path."""
-SCHEDULE_SHAPES: dict[str, Callable[[float], float]] = {
+DECAY_FUNCTIONS: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1 - progress,
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
 }
 """Factor of an option by the progress of a run, 0 to 1, for each schedule that changes it."""
-_RANGES: dict[str, Callable[[float], bool]] = {
+_RANGE_CHECKS: dict[str, Callable[[float], bool]] = {
     "a number above 0": lambda x: 0 < x < math.inf,
     "0 or a number above it": lambda x: 0 <= x < math.inf,
     "a finite number": math.isfinite,
@@ -60,9 +60,9 @@ _Decay = Annotated[float, "a number from 0 to below 1"]
 
 
 @functools.cache
-def _ranges(group: type) -> dict[str, str]:
+def _get_range_texts(group_type: type) -> dict[str, str]:
     """Return the allowed range of each number in a group, as text by option."""
-    hints = typing.get_type_hints(group, include_extras=True)
+    hints = typing.get_type_hints(group_type, include_extras=True)
     return {
         name: text
         for name, hint in hints.items()
@@ -95,7 +95,7 @@ class _Group:
         """Check and convert the values of all options of the group."""
         problems: list[str] = []
         for name, kind in get_types(type(self)).items():
-            path, text = f"{self._prefix}{name}", _ranges(type(self)).get(name)
+            path, text = f"{self._prefix}{name}", _get_range_texts(type(self)).get(name)
             try:
                 value = convert(kind, getattr(self, name), path)
             except ValueError as error:
@@ -103,7 +103,7 @@ class _Group:
                 continue
             object.__setattr__(self, name, value)
             parts = typing.cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,))
-            if text and not all(x is None or isinstance(x, str) or _RANGES[text](x) for x in parts):
+            if text and not all(isinstance(x, str | None) or _RANGE_CHECKS[text](x) for x in parts):
                 problems.append(f"{path} is {value}; expected {text}")
         if problems := problems or list(self._problems()):
             raise ConfigError(problems)
@@ -407,7 +407,7 @@ class PPOConfig(_Group):
             )
 
     @property
-    def epoch_schedule(self) -> tuple[tuple[bool, bool], ...]:
+    def epoch_kinds(self) -> tuple[tuple[bool, bool], ...]:
         """Epochs over a rollout in order, as flags (policy loss, value loss).
 
         With `value_first` they are joint if E_π = E_V, and otherwise value epochs come first (OPPG
@@ -697,8 +697,8 @@ class Config(_Group):
 
     def get_minibatch_unit(self, group: PPOConfig | AuxConfig) -> MinibatchUnit:
         """Return the unit that a phase shuffles into minibatches; `auto` depends on the memory."""
-        auto: MinibatchUnit = "transitions" if self.model.memory == "none" else "segments"
-        return auto if group.minibatch_by == "auto" else group.minibatch_by
+        auto_unit: MinibatchUnit = "transitions" if self.model.memory == "none" else "segments"
+        return auto_unit if group.minibatch_by == "auto" else group.minibatch_by
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -740,7 +740,7 @@ class Config(_Group):
     @property
     def num_gradient_steps(self) -> int:
         """Maximum number of gradient steps of a run."""
-        steps = self.num_iterations * len(self.ppo.epoch_schedule) * self.ppo.num_minibatches
+        steps = self.num_iterations * len(self.ppo.epoch_kinds) * self.ppo.num_minibatches
         per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
         return steps + self.num_iterations // self.aux_phase_interval * self.aux.epochs * per_epoch
 
@@ -755,15 +755,15 @@ class Config(_Group):
         Raises:
             ValueError: an option does not exist, or values are invalid.
         """
-        groups: dict[str, dict[str, Any]] = {}
+        changes_by_group: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             if path not in get_defaults() and path not in self.__dataclass_fields__:
                 raise ValueError(f"unknown option {path}{format_hint(path, get_defaults())}")
             group, _, name = path.rpartition(".")
-            groups.setdefault(group, {})[name] = value
-        updates = groups.pop("", {})
+            changes_by_group.setdefault(group, {})[name] = value
+        updates = changes_by_group.pop("", {})
         problems: list[str] = []
-        for group, values in groups.items():
+        for group, values in changes_by_group.items():
             try:
                 if hasattr(old := updates.get(group, getattr(self, group)), "__dataclass_fields__"):
                     updates[group] = replace(old, **values)
@@ -773,7 +773,7 @@ class Config(_Group):
             raise ConfigError(problems)
         return replace(self, **updates)
 
-    def with_schedules(self, schedule: ScheduleFunction | None, progress: float) -> Config:
+    def with_scheduled_values(self, schedule: ScheduleFunction | None, progress: float) -> Config:
         """Return the configuration with the current values of the options that follow schedules.
 
         Args:
@@ -788,16 +788,16 @@ class Config(_Group):
             "ppo.learning_rate": rate, "ppo.value_learning_rate": rate, "aux.learning_rate": rate,
             "ppo.clip": self.ppo.clip_schedule, "ppo.entropy_coef": self.ppo.entropy_schedule,
         }  # fmt: skip
-        given: Any = schedule(progress) if schedule else {}
-        if not isinstance(given, Mapping) or given.keys() - names.keys():
-            raise ValueError(f"schedule returns {given!r}; expected a dict of {', '.join(names)}")
-        if rate == "adaptive_kl" and "ppo.learning_rate" in given:
+        custom: Any = schedule(progress) if schedule else {}
+        if not isinstance(custom, Mapping) or custom.keys() - names.keys():
+            raise ValueError(f"schedule returns {custom!r}; expected a dict of {', '.join(names)}")
+        if rate == "adaptive_kl" and "ppo.learning_rate" in custom:
             raise ValueError(
                 "ppo.schedule is adaptive_kl; expected constant with a rate of schedule=…"
             )
-        shapes = {path: SCHEDULE_SHAPES.get(name) for path, name in names.items()}
-        named = {key: values[key] * f(progress) for key, f in shapes.items() if f and values[key]}
-        return self.with_updates({**named, **given}) if named or given else self
+        decays = {path: DECAY_FUNCTIONS.get(name) for path, name in names.items()}
+        named = {key: values[key] * f(progress) for key, f in decays.items() if f and values[key]}
+        return self.with_updates({**named, **custom}) if named or custom else self
 
     def identity(self) -> dict[str, Any]:
         """Return the options that define an experiment, by dotted path.
@@ -866,12 +866,12 @@ def format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def require_imported_modules(config: Config, name: object = "the configuration") -> None:
+def require_imported_modules(config: Config, config_name: object = "the configuration") -> None:
     """Check that the user has imported all modules that a configuration from a file imports.
 
     Args:
         config: configuration from a file.
-        name: name of the configuration, for the message.
+        config_name: name of the configuration, for the message.
 
     Raises:
         ValueError: a module of `imports` or `env.id` has not been imported.
@@ -879,7 +879,7 @@ def require_imported_modules(config: Config, name: object = "the configuration")
     for module in config.modules:
         if module not in sys.modules:
             raise ValueError(
-                f"{name} imports the module {module}; expected one that is imported "
+                f"{config_name} imports the module {module}; expected one that is imported "
                 f"already. If you trust it, import it first, or add --import {module}"
             )
 
@@ -889,8 +889,8 @@ def get_option_docs(group: type) -> Mapping[str, str]:
     """Return the description of each option of a group, the string below it in this file."""
     (tree,) = ast.parse(inspect.getsource(group)).body
     assert isinstance(tree, ast.ClassDef)
-    texts: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for above, below in pairwise(tree.body):
         if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
-            texts[ast.unparse(above.target)] = inspect.cleandoc(ast.literal_eval(below.value))
-    return texts
+            docs[ast.unparse(above.target)] = inspect.cleandoc(ast.literal_eval(below.value))
+    return docs

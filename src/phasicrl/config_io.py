@@ -264,8 +264,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    kinds: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
-    kind = kinds.get(origin) or hint.__name__
+    kind_names: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
+    kind = kind_names.get(origin) or hint.__name__
     remedy = ". To change it during a run, use ppo.schedule, or schedule=… in phasicrl.train"
     remedy *= path.endswith(("learning_rate", "ppo.clip", "ppo.entropy_coef"))
     raise ValueError(f"{path} is {value!r}; expected {kind}{remedy}")

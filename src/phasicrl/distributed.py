@@ -141,17 +141,17 @@ class World:
                 raise RankError(f"{what} failed on rank {rank} of {self.size}: {text}")
         self._raise_request([request for _, request in answers])
 
-    def check_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
-        """Check that `describe()`, values by name, is equal on all ranks.
+    def check_same(self, what: str, get_values: Callable[[], dict[str, Any]]) -> None:
+        """Check that `get_values()`, values by name, is equal on all ranks.
 
         Args:
             what: name of what is compared, for the message.
-            describe: function that returns the values; not called in a run of one process.
+            get_values: function that returns the values; not called in a run of one process.
 
         Raises:
             RankError: a value differs; the message lists all.
         """
-        first, *others = self.all_gather_object(describe() if self.group is not None else {})
+        first, *others = self.all_gather_object(get_values() if self.group is not None else {})
         for rank, values in enumerate(others, start=1):
             listed = ", ".join(
                 f"{name} is {first.get(name)!r} on rank 0 and {values.get(name)!r} on rank {rank}"

@@ -59,7 +59,7 @@ class Learner:
         schedule: ScheduleFunction | None = None,
     ) -> None:  # fmt: skip
         self.config, self.agent, self.executor, self.generator = config, agent, executor, generator
-        self.schedule, self.scheduled_config = schedule, config.with_schedules(schedule, 0.0)
+        self.schedule, self.scheduled_config = schedule, config.with_scheduled_values(schedule, 0.0)
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm).per != "none":
@@ -73,9 +73,9 @@ class Learner:
         self.advantage_moments = EmaMoments(decay).to(executor.device) if decay else None
         self._previous_moments = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
-        self._networks = agent.param_groups()
-        whole_agent = [list[nn.Parameter](agent.parameters())]
-        self._clip_groups = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
+        self._params_by_network = agent.params_by_network()
+        whole = [list[nn.Parameter](agent.parameters())]
+        self._clip_groups = whole if config.ppo.grad_norm_of == "agent" else self._params_by_network
         self.iteration, self.env_steps = 0, 0
         self.kl_coef = config.ppo.kl_penalty
         self.lr_multiplier = 1.0
@@ -114,7 +114,7 @@ class Learner:
         """Count the iteration, apply the schedules, and return the values as metrics."""
         progress = self.env_steps / self.config.budget
         with self.executor.world.sync_errors("schedule"):
-            self.scheduled_config = self.config.with_schedules(self.schedule, progress)
+            self.scheduled_config = self.config.with_scheduled_values(self.schedule, progress)
         self.iteration += 1
         self.env_steps += self.config.batch_size
         self._previous_moments = copy.deepcopy(self.advantage_moments)
@@ -129,7 +129,7 @@ class Learner:
             record["charts/entropy_coef"] = self.scheduled_config.ppo.entropy_coef
         return record
 
-    def restore_advantage_moments(self) -> EmaMoments | None:
+    def rewind_advantage_moments(self) -> EmaMoments | None:
         """Restore and return the advantage moments as they were before this iteration."""
         self.advantage_moments = copy.deepcopy(self._previous_moments)
         return self.advantage_moments
@@ -222,8 +222,8 @@ class Learner:
         # A single process needs no mean, and compiles the whole step.
         mean = world.all_reduce_mean_ if world.size > 1 else None
         if phase == "aux":
-            max_norm = config.aux.max_grad_norm
-            return StepSettings(phase, self._networks, self.optimizers["aux"], max_norm, mean)
+            max_norm, adam = config.aux.max_grad_norm, self.optimizers["aux"]
+            return StepSettings(phase, self._params_by_network, adam, max_norm, mean)
         # Joint epochs use the policy's optimizer, also for the value half after an early stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
         return StepSettings(phase, self._clip_groups, optimizer, config.ppo.max_grad_norm, mean)
@@ -276,11 +276,11 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
 
     def make_adam() -> Adam:
         ppo = config.ppo
-        groups = [{"params": each, "eps_hat": ppo.adam_eps_hat} for each in agent.param_groups()]
+        groups = [{"params": x, "eps_hat": ppo.adam_eps_hat} for x in agent.params_by_network()]
         return Adam(groups, lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps)
 
     optimizers = {"policy": make_adam()}
-    if (False, True) in config.ppo.epoch_schedule:
+    if (False, True) in config.ppo.epoch_kinds:
         optimizers["value"] = make_adam()
     if config.has_auxiliary_phase:
         optimizers["aux"] = make_adam() if config.aux.optimizer == "own" else optimizers["policy"]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from phasicrl.spaces import KeyPath, count_choices, format_location, to_array
+from phasicrl.spaces import KeyPath, format_location, get_nvec, to_array
 
 
 def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray:
-    """Flatten an environment's mask to `[sum(count_choices(space))]` bool, true where allowed.
+    """Flatten an environment's mask to `[sum(get_nvec(space))]` bool, true where allowed.
 
     Args:
         space: action space.
@@ -24,10 +24,10 @@ def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray
     Raises:
         ValueError: the mask has another length or structure, or other values.
     """
-    size = sum(count_choices(space))
+    size = sum(get_nvec(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
-    flat, location = to_numeric(mask), format_location(path)
+    flat, location = to_numbers(mask), format_location(path)
     if flat is not None and not np.isin(flat, (0, 1)).all():
         given = f"an action mask with values {np.unique(flat)}{location}"
         raise ValueError(f"{given}; expected True and False, or 1 and 0")
@@ -55,14 +55,14 @@ def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, 
 def _pair_masks(space: Space[Any], mask: Any) -> list[tuple[str | int, Space[Any], Any]] | None:
     """Return the parts of a space with their masks; None if the mask has another structure."""
     if isinstance(space, Dict):
-        required = {key for key, part in space.spaces.items() if count_choices(part)}
+        required = {key for key, part in space.spaces.items() if get_nvec(part)}
         if not isinstance(mask, Mapping) or not required <= set(mask) <= set(space.spaces):
             return None
         return [(key, part, mask.get(key)) for key, part in space.spaces.items()]
     if isinstance(space, Tuple):
         parts = list(space.spaces)
     elif isinstance(space, (MultiDiscrete, MultiBinary)):
-        parts = [Discrete(width) for width in count_choices(space)]
+        parts = [Discrete(width) for width in get_nvec(space)]
         for size in space.shape[1:]:  # several axes: sequences of sequences
             if not _is_sequence(mask) or not all(_is_sequence(x) and len(x) == size for x in mask):
                 return None
@@ -78,6 +78,6 @@ def _is_sequence(mask: Any) -> bool:
     return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
 
 
-def to_numeric(value: Any) -> np.ndarray | None:
+def to_numbers(value: Any) -> np.ndarray | None:
     """Return a value as an array of numbers; None if it is something else."""
     return array if (array := to_array(value)).dtype.kind in "biuf" else None

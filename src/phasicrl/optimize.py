@@ -25,14 +25,15 @@ class AdamState(NamedTuple):
 
 
 def clip_gradients(
-    networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, foreach: bool
+    gradients_by_network: Sequence[Sequence[Tensor]], max_norm: float | None, *, foreach: bool
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Scale the gradients of each network so that their norm is at most `max_norm`.
 
     Networks have separate norms, so that a large value loss does not shrink the policy's step.
 
     Args:
-        networks: gradients by network, empty if it is not trained; at least one is trained.
+        gradients_by_network: gradients of each network, empty if it is not trained; at least one
+            is trained.
         max_norm: maximum norm; None clips nothing.
         foreach: whether to use kernels for many tensors, or an operation per tensor, which a
             compiler fuses.
@@ -41,7 +42,7 @@ def clip_gradients(
         The gradients of trained networks, and the norm of all of them before clipping, 0-d.
     """
     clipped, norms = [], []
-    for network in filter(None, networks):
+    for network in filter(None, gradients_by_network):
         gradients = list(network)
         if foreach:
             norm = torch.stack(torch._foreach_norm(gradients)).norm()
@@ -190,31 +191,31 @@ class MeanAccumulator:
         """Restore the result of `state_dict`, on a device."""
         for part in state:
             self._parts[tuple(part["names"])] = part["sums"].to(device), part["weight"]
-        self._before = self._totals()
+        self._before = self._get_sums_and_weights()
 
     def pop_means(self) -> dict[str, float]:
         """Return the mean of each metric since the last call, or since `load_state_dict`."""
-        recent: dict[str, float] = {}
-        for name, (total, weight) in self._totals().items():
+        recent_means: dict[str, float] = {}
+        for name, (total, weight) in self._get_sums_and_weights().items():
             total_before, weight_before = self._before.get(name, (0.0, 0.0))
             if weight > weight_before:
-                recent[name] = (total - total_before) / (weight - weight_before)
+                recent_means[name] = (total - total_before) / (weight - weight_before)
             self._before[name] = total, weight
-        return recent
+        return recent_means
 
     def result(self) -> dict[str, float]:
         """Return the mean of each metric, in alphabetical order; NaN where all weights are 0."""
-        totals = self._totals().items()
-        return {name: total / weight if weight else math.nan for name, (total, weight) in totals}
+        items = self._get_sums_and_weights().items()
+        return {name: total / weight if weight else math.nan for name, (total, weight) in items}
 
-    def _totals(self) -> dict[str, tuple[float, float]]:
+    def _get_sums_and_weights(self) -> dict[str, tuple[float, float]]:
         """Return the sum and the weight of each metric, in alphabetical order."""
-        totals: dict[str, tuple[float, float]] = {}
+        sums_and_weights: dict[str, tuple[float, float]] = {}
         for names, (sums, weight) in self._parts.items():
             for name, value in zip(names, sums.tolist(), strict=True):
-                total, weights = totals.get(name, (0.0, 0.0))
-                totals[name] = total + value, weights + weight
-        return dict(sorted(totals.items()))
+                total, weights = sums_and_weights.get(name, (0.0, 0.0))
+                sums_and_weights[name] = total + value, weights + weight
+        return dict(sorted(sums_and_weights.items()))
 
 
 class DivergedError(ValueError):

@@ -177,7 +177,7 @@ class AuxiliaryLoss:
 
 def compute_targets(
     rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = SINGLE_PROCESS,
-    moments: EmaMoments | None = None,
+    advantage_moments: EmaMoments | None = None,
 ) -> tuple[PolicySamples, Record]:  # fmt: skip
     """Compute advantages Â and value targets V̂, and write V̂ into the rollout.
 
@@ -189,7 +189,7 @@ def compute_targets(
         reward: `[B, T]`, rewards after clipping and normalization.
         ppo: estimator, γ, λ, treatment of time limits and kind of normalization.
         world: processes whose advantages are normalized together.
-        moments: running moments that normalize the advantages; updated with this rollout.
+        advantage_moments: running moments that normalize the advantages; updated with this rollout.
 
     Returns:
         Samples `[B, T, …]` with normalized advantages, and metrics.
@@ -204,7 +204,7 @@ def compute_targets(
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
         with world.sync_errors("marking whole episodes"):
-            whole = returns.mark_early_episodes(*flags, max_episodes=ppo.max_episodes)
+            whole = returns.mark_first_half_episodes(*flags, max_episodes=ppo.max_episodes)
         mask = whole if mask is None else whole & mask
     if mask is not None:
         fraction = float(mask.float().mean())
@@ -218,11 +218,11 @@ def compute_targets(
     if ppo.baseline:
         record["losses/explained_variance"] = returns.explained_variance(value, target)
     # Normalize Â by running moments or over the batch; minibatches are normalized later.
-    if moments is not None:
+    if advantage_moments is not None:
         gathered = world.all_gather_cat(advantage)
-        moments.update(gathered if mask is None else gathered[mask])
-        advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
-        advantage = advantage.to(rollout.value.dtype)
+        advantage_moments.update(gathered if mask is None else gathered[mask])
+        mean, std = advantage_moments.mean, advantage_moments.variance.sqrt()
+        advantage = ((advantage - mean) / (std + 1e-8)).to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
         advantage = world.all_gather_cat(advantage)
         unbiased = ppo.advantage_std == "unbiased"
@@ -246,13 +246,13 @@ def normalize_minibatches(
     if ppo.advantage_norm != "minibatch":
         return samples
 
-    def split_by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
+    def gather_by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
         rows = values.flatten() if len(order) == values.numel() else values
         parts = world.all_gather_cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
-    raw, unbiased = split_by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
-    weight = None if samples.weight is None else split_by_minibatch(samples.weight)
+    raw, unbiased = gather_by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
+    weight = None if samples.weight is None else gather_by_minibatch(samples.weight)
     advantage = returns.normalize_advantages(raw, unbiased=unbiased, rowwise=True, weight=weight)
     local = advantage.unflatten(1, (world.size, -1))[:, world.rank].reshape(len(order), -1)
     unshuffled = torch.empty_like(local)
@@ -264,8 +264,8 @@ def _compute_learner_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
     """Compute advantages and value targets with the learner's options and moments."""
-    world, moments = learner.executor.world, learner.restore_advantage_moments()
-    return compute_targets(rollout, reward, learner.config.ppo, world, moments)
+    world, advantage_moments = learner.executor.world, learner.rewind_advantage_moments()
+    return compute_targets(rollout, reward, learner.config.ppo, world, advantage_moments)
 
 
 def _compute_targets_and_update_value_norm(
@@ -326,7 +326,7 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
     def compute_value(segments: Samples) -> Tensor:
         return agent.value(*segments.inputs, precision=executor.precision("value"))
 
-    value = executor.infer_in_batches(rollout.segments(), compute_value)
+    value = executor.infer_in_batches(rollout.as_segments(), compute_value)
     rollout.value.copy_(value)
     ended, next_value = rollout.first[:, 1:], rollout.next_value[:, :-1]
     next_value.copy_(torch.where(ended, next_value, value[:, 1:]))
@@ -375,7 +375,7 @@ def policy_phase(
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     coefficients, kl_exceeded = learner.loss_coefficients(), False
-    for epoch, (update_policy, update_value) in enumerate(ppo.epoch_schedule):
+    for epoch, (update_policy, update_value) in enumerate(ppo.epoch_kinds):
         # After an early stop, a joint epoch trains the value function alone, and is skipped if
         # that would change the policy as well.
         if kl_exceeded and update_policy:
@@ -433,7 +433,7 @@ def _shuffled_minibatches(
     proximal = learner.proximal if update_policy else None
     for minibatch in samples.minibatches(ppo.num_minibatches, order, unit=unit):
         if proximal is not None:
-            minibatch, executor = minibatch.copy(), learner.executor
+            minibatch, executor = minibatch.materialize(), learner.executor
             params = compute_dist_params(proximal.agent, minibatch.source, executor=executor)
             source = dataclasses.replace(minibatch.source, old_dist_params=params)
             minibatch = dataclasses.replace(minibatch, source=source)
@@ -450,7 +450,7 @@ def _adapt_rate_to_minibatch_kl(
     """
     if learner.config.ppo.schedule != "adaptive_kl" or phase != "policy":
         return
-    agent, executor, samples = learner.agent, learner.executor, minibatch.select()
+    agent, executor, samples = learner.agent, learner.executor, minibatch.gather()
     assert samples.old_dist_params is not None, "parameters of the old policy are missing"
     params = compute_dist_params(agent, samples, executor=executor)
     policy, old_policy = map(agent.policy_head.distribution, (params, samples.old_dist_params))
@@ -489,7 +489,7 @@ def auxiliary_phase(
     if buffer.aux_progress is None:
         if aux.recompute_targets:
             _recompute_targets(learner, buffer)
-        params = compute_dist_params(agent, buffer.segments(), executor=executor, kl_phase="aux")
+        params = compute_dist_params(agent, buffer.as_segments(), executor=executor, phase="aux")
         buffer.aux_progress = AuxiliaryProgress(params, MeanAccumulator())
     progress = buffer.aux_progress
     start -= progress.seconds
@@ -564,20 +564,20 @@ def _average_and_check(record: Record, world: World) -> Record:
 
 @torch.no_grad()
 def compute_dist_params(
-    agent: Agent, segments: Samples, *, executor: Executor, kl_phase: Phase = "policy"
+    agent: Agent, segments: Samples, *, executor: Executor, phase: Phase = "policy"
 ) -> Tensor:
     """Compute the distribution parameters `[S, L, P]` of the policy on S segments of L steps.
 
-    `kl_phase` is the phase that later computes the KL divergence from these parameters; both use
+    `phase` is the phase that later computes the KL divergence from these parameters; both use
     its precision. With two precisions, the KL would be smallest not at the old weights, but at
     weights that compensate for the rounding.
     """
 
     def run_policy(segments: Samples) -> Tensor:
         inputs = (*segments.inputs, segments.action_mask)
-        return agent.policy(*inputs, precision=executor.precision(kl_phase))[0].dist_params
+        return agent.policy(*inputs, precision=executor.precision(phase))[0].dist_params
 
-    return executor.infer_in_batches(segments, run_policy, phase=kl_phase)
+    return executor.infer_in_batches(segments, run_policy, phase=phase)
 
 
 @torch.no_grad()

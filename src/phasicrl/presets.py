@@ -244,7 +244,7 @@ _RECURRENT_PPO = _CLASSIC_PPO.with_updates({
 _CLASSIC, _MUJOCO = (_CLASSIC_PPO, _BASE_AUX), (_MUJOCO_PPO, _MUJOCO_AUX)
 _RECURRENT = (_RECURRENT_PPO, replace(_BASE_AUX, num_minibatches=4))
 _WALK = (_WALK_PPO, replace(_MUJOCO_AUX, learning_rate=1e-4))
-_TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
+_TASK_SETTINGS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "cartpole": (*_CLASSIC, {}),
     # Without velocities, so that the policy needs a memory.
     "cartpole-masked-velocity": (*_RECURRENT, {
@@ -286,7 +286,7 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
 def _task_presets() -> list[Preset]:
     """Return `<environment>-ppo` and `<environment>-ppg` for every environment."""
     presets = []
-    for task, (ppo, aux, changes) in _TASKS.items():
+    for task, (ppo, aux, changes) in _TASK_SETTINGS.items():
         ppo = ppo.with_updates({"name": f"{task}-ppo", **changes})
         ppg = ppo.with_updates({"name": f"{task}-ppg", "aux": aux})
         env = ppo.env.id.partition(":")[2] + ", no velocity" * (ppo.env.observe is not None)

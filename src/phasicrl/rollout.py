@@ -95,9 +95,9 @@ class Samples(_Tensors):
         samples = self.as_transitions() if unit == "transitions" else self
         size, rest = divmod(len(samples), num_minibatches)
         assert rest == 0, f"{len(samples)} {unit} do not divide into {num_minibatches} minibatches"
-        split = unit == "segments" and not self.has_memory
+        is_split = unit == "segments" and not self.has_memory
         for start in range(0, len(samples), size):
-            yield Minibatch(samples, order[start : start + size], split)
+            yield Minibatch(samples, order[start : start + size], is_split)
 
 
 S = TypeVar("S", bound=Samples)
@@ -110,27 +110,27 @@ class Minibatch(Generic[S]):
     Attributes:
         source: samples that the indices select from.
         index: indices of the sequences of the minibatch, `[M]`.
-        split: whether `select` splits them into steps, `[M·L, 1, …]`.
+        is_split: whether `gather` splits them into steps, `[M·L, 1, …]`.
     """
 
     source: S
     index: Int[Tensor, " M"]
-    split: bool
+    is_split: bool
 
     @property
     def num_steps(self) -> int:
         """Number of steps over all sequences of the minibatch."""
         return len(self.index) * self.source.first.shape[1]
 
-    def select(self) -> S:
+    def gather(self) -> S:
         """Copy the selected samples, `[M, L, …]`, or `[M·L, 1, …]` if they are split."""
         samples = self.source.take(self.index)
-        return samples.as_transitions() if self.split else samples
+        return samples.as_transitions() if self.is_split else samples
 
-    def copy(self) -> Minibatch[S]:
+    def materialize(self) -> Minibatch[S]:
         """Return an equal minibatch whose source is a copy of the selected samples alone."""
-        samples = self.select()
-        return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
+        samples, device = self.gather(), self.index.device
+        return Minibatch(samples, torch.arange(len(samples), device=device), is_split=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Rollout(_Tensors):
     reward_scale: Float[Tensor, " B"]
     weight: Float[Tensor, "B T"] | None = None
 
-    def segments(self) -> Samples:
+    def as_segments(self) -> Samples:
         """Return the rollout's B segments of T steps: inputs of the networks and value targets."""
         return Samples(self.obs, self.first, self.state, self.action_mask, self.value_target)
 
@@ -317,7 +317,7 @@ class PhaseBuffer:
 
         `old_dist_params` are those of all K rollouts, by the policy before the auxiliary phase.
         """
-        phase, weight = self.segments(), self.rollouts.weight
+        phase, weight = self.as_segments(), self.rollouts.weight
         samples = AuxiliarySamples(
             phase.obs, phase.first, phase.state, phase.action_mask, phase.value_target,
             old_dist_params, None if weight is None else weight.flatten(0, 1),
@@ -325,7 +325,7 @@ class PhaseBuffer:
         num_envs = len(samples) // self.num_rollouts
         return samples.take(slice(-(num_last or self.num_rollouts) * num_envs, None))
 
-    def segments(self) -> Samples:
+    def as_segments(self) -> Samples:
         """Return all segments of the phase as views, `[K·B, T, …]`."""
         assert self.is_full, f"{self.num_filled} of {self.num_rollouts} rollouts are filled"
-        return self.rollouts.map(lambda tensor: tensor.flatten(0, 1)).segments()
+        return self.rollouts.map(lambda tensor: tensor.flatten(0, 1)).as_segments()

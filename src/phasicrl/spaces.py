@@ -38,7 +38,7 @@ def leaves(space: Space[Any], path: KeyPath = ()) -> list[tuple[KeyPath, Space[A
     return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
 
 
-def count_choices(space: Space[Any]) -> tuple[int, ...]:
+def get_nvec(space: Space[Any]) -> tuple[int, ...]:
     """Return the number of choices of each discrete component of an action space, as a tuple.
 
     `Discrete(5)` has (5,), `MultiBinary(2)` has (2, 2), `Box` has (). The sum is the width of an
@@ -57,15 +57,15 @@ def describe_spaces(envs: Any) -> dict[str, str]:
 
     Of a `Box`, the text before ` of ` is the shape, and the rest are dtype and bounds.
     """
-    parts: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for name in ("observation_space", "action_space"):
         for path, leaf in leaves(getattr(envs, name)):
             text = str(leaf)
             if isinstance(leaf, Box):
                 bounds = f"from {leaf.low_repr} to {leaf.high_repr}"
                 text = f"Box{leaf.shape} of {leaf.dtype} {bounds}"
-            parts[format_path((name, *path))] = " ".join(text.split())
-    return parts
+            descriptions[format_path((name, *path))] = " ".join(text.split())
+    return descriptions
 
 
 def check_spaces(name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
@@ -245,7 +245,7 @@ class ActionLayout:
         starts = {path: _start(leaf).tolist() for path, leaf in leaves(space)}
         self._starts = starts if any(np.any(start) for start in starts.values()) else {}
         # [C], first column of each discrete component in a mask
-        self._mask_offsets = np.cumsum([0, *count_choices(space)])[:-1]
+        self._mask_offsets = np.cumsum([0, *get_nvec(space)])[:-1]
         self._paths = names
 
     def unflatten(self, action: np.ndarray) -> Any:
@@ -333,12 +333,12 @@ class ActionLayout:
         raise ValueError(f"{name}: {given}; expected {rule}")
 
 
-def as_float32(space: Space[Any]) -> Space[Any]:
+def to_float32_space(space: Space[Any]) -> Space[Any]:
     """Return a copy of the space whose floating dtypes are float32."""
     if isinstance(space, Dict):
-        return Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
+        return Dict([(key, to_float32_space(part)) for key, part in space.spaces.items()])
     if isinstance(space, Tuple):
-        return Tuple([as_float32(part) for part in space.spaces])
+        return Tuple([to_float32_space(part) for part in space.spaces])
     if not (isinstance(space, Box) and space.dtype in (np.float16, np.float64, np.longdouble)):
         return space
     limit, bounds = np.finfo(np.float32).max, np.stack([space.low, space.high])
@@ -441,11 +441,11 @@ def get_part(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def _stored_dtype(leaf: Space[Any]) -> np.dtype[Any]:
+def _stored_dtype(space: Space[Any]) -> np.dtype[Any]:
     """Return the dtype in which a part of an observation is stored."""
-    if isinstance(leaf, Box):
-        return np.dtype(np.uint8 if leaf.dtype == np.uint8 else np.float32)
-    return np.dtype(np.uint8 if isinstance(leaf, MultiBinary) else np.int64)
+    if isinstance(space, Box):
+        return np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
+    return np.dtype(np.uint8 if isinstance(space, MultiBinary) else np.int64)
 
 
 def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.spaces import ActionLayout, count_choices, leaves
+from phasicrl.spaces import ActionLayout, get_nvec, leaves
 
 Mode = Literal["sync", "async"]
 MODES: tuple[Mode, ...] = ("sync", "async")
@@ -40,7 +40,7 @@ def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
             low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)
             draws = rng.uniform(low, high, (envs.num_envs, *leaf.shape))
             columns.append(draws.reshape(envs.num_envs, -1))
-        for width in count_choices(leaf):
+        for width in get_nvec(leaf):
             draws = rng.random((envs.num_envs, width))
             if envs.action_mask is not None:
                 draws = np.where(envs.action_mask[:, begin : begin + width].numpy(), draws, -1)

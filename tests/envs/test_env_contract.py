@@ -20,7 +20,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.masks import find_fully_blocked
-from phasicrl.spaces import ActionLayout, ObservationLayout, count_choices
+from phasicrl.spaces import ActionLayout, ObservationLayout, get_nvec
 from tests.envs import counting
 from tests.envs.acting import draw_action
 from tests.envs.mjlab_tasks import SHORT, register_mjlab_tasks
@@ -103,7 +103,7 @@ def make(case: str, seed: int = 1) -> VectorEnv:
     if case != "heuristic mask":
         return envs
     mask = lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4  # noqa: E731
-    return HeuristicMask(envs, mask, num_steps=100)
+    return HeuristicMask(envs, mask, mask_steps=100)
 
 
 @dataclass
@@ -200,7 +200,7 @@ def test_final_observations_come_with_ends_and_only_then(played: Played) -> None
 
 
 def test_masks_allow_something_in_every_component(case: str, played: Played) -> None:
-    widths = count_choices(played.env.action_space)
+    widths = get_nvec(played.env.action_space)
     assert played.env.mask_size == (sum(widths) if "mask" in case else 0)
     for mask in played.masks:
         if not played.env.mask_size:
@@ -280,7 +280,7 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
     else:
         second = torch.arange(good.numel()).reshape(good.shape) == 1
         bad["expected a finite number"] = torch.where(second, math.nan, good)
-    if count_choices(env.action_space):
+    if get_nvec(env.action_space):
         for outside in (99, -1):
             message = f"action {outside}.* for environment 1.*; expected an integer from 0 to"
             bad[message] = good.clone()
@@ -312,7 +312,7 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
         obs = envs.step(draw_action(envs, rng)).obs
     state = copy.deepcopy(envs.state_dict())
     method = "snapshot" if case in (*TENSORS, "gymnax", "pgx masked") else "replay"
-    assert envs.exact_state == ("none" if case in NOT_REPLAYED else method)
+    assert envs.restore_method == ("none" if case in NOT_REPLAYED else method)
     assert (state is None) == (case in NOT_REPLAYED)
     if state is not None:
         twin = make(case)

@@ -57,7 +57,7 @@ def test_cartpole_is_that_of_gymnasium_also_where_episodes_end(limit: int) -> No
 
 
 def test_where_both_flags_are_set_the_episode_terminates() -> None:
-    from phasicrl.envs.gymnax import make as make_simulator
+    from phasicrl.envs.gymnax import make_simulator
 
     envs = make("gymnax:DeepSea-bsuite")
     simulator = make_simulator("DeepSea-bsuite", {}, EnvSlice(4, 1))

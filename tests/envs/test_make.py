@@ -89,7 +89,8 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_download_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    games = SimpleNamespace(list_names=lambda: ["Game"], make=Mock(side_effect=URLError("no host")))
+    fail = Mock(side_effect=URLError("no host"))
+    games = SimpleNamespace(list_names=lambda: ["Game"], make_simulator=fail)
     monkeypatch.setattr("phasicrl.envs.make._import_backend", lambda _: games)
     with pytest.raises(EnvError, match=r"gymnax:Game cannot be made.*no host"):
         make_envs(EnvConfig(id="gymnax:Game"), seed=1)

@@ -145,7 +145,7 @@ def test_an_asymmetric_critic_is_trained(tmp_path: Path, aux: AuxConfig) -> None
 
 def test_ids_and_options_are_known() -> None:
     assert "mjlab:Mjlab-Cartpole-Balance" in list_envs("mjlab:*")
-    assert make(SHORT, play=True).exact_state == "none"
+    assert make(SHORT, play=True).restore_method == "none"
     with pytest.raises(ValueError, match=r"env.options has limit, which does not exist"):
         make(SHORT, limit=3)
     with pytest.raises(ValueError, match=r"unknown environment.*Mjlab-Cartpole-Balance"):

@@ -167,4 +167,4 @@ def test_a_library_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Pat
     path = tmp_path / "libbroken.so"
     path.write_bytes(b"not a library")
     with pytest.raises(ImportError, match=r"libbroken.so.*apt install libegl1"):
-        native.load_library_lazily(path, native.GRAPHICS_REMEDIES)
+        native.load_library_lazily(path, native.GRAPHICS_REMEDY)

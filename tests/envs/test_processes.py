@@ -64,7 +64,7 @@ def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[s
 
 
 def test_a_process_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "STEP_SECONDS", 1)
+    monkeypatch.setattr(processes, "STEP_TIMEOUT", 1)
     envs = make(partial(Faulty, "hangs"), "async", num_envs=2)
     envs.reset()
     started = envs._vector.processes

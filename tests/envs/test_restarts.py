@@ -167,7 +167,7 @@ def test_a_number_that_is_not_usable_cuts_all_episodes() -> None:
 def test_a_process_that_dies_or_hangs_cuts_all_episodes(
     by: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "STEP_SECONDS", 5)
+    monkeypatch.setattr(processes, "STEP_TIMEOUT", 5)
     envs = restarting_envs(partial(Fragile, 2, by), 1, mode="async")
     first = envs.reset()
     envs.step(RIGHT)

@@ -250,7 +250,7 @@ class VecEnv:
 def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(limit: Any) -> None:
     envs = make(VecEnv(tells=limit is None, limit=limit))
     assert envs.observation_space["policy"].shape == (1,)  # type: ignore[index]
-    assert not envs.has_final_obs and envs.exact_state == "none"
+    assert not envs.has_final_obs and envs.restore_method == "none"
     envs.reset()
     steps = [envs.step(torch.zeros(2, 1)) for _ in range(15)]
     cut = [t for t, step in enumerate(steps, 1) if step.truncated[0]]
@@ -359,7 +359,7 @@ def test_simulators_that_reset_as_they_are_made_begin_by_the_seed() -> None:
 
     config = EnvConfig(id="simulated", num_envs=4)
     same, again, *others = [
-        make_envs(config, seed=x, first_env=y, num_envs=2, make_vector_env=make_vec_env).reset()
+        make_envs(config, seed=x, first_index=y, num_envs=2, make_vector_env=make_vec_env).reset()
         for x, y in ((1, 0), (1, 0), (2, 0), (1, 2))
     ]
     assert torch.equal(same, again) and not any(torch.equal(same, other) for other in others)

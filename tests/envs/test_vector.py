@@ -250,6 +250,6 @@ def test_each_process_resets_with_another_seed() -> None:
     with patch.object(SyncVectorEnv, "reset", autospec=True, side_effect=reset) as seen:
         for first in (0, 2):
             config = EnvConfig(id="mine", num_envs=4)
-            make_envs(config, seed=1, first_env=first, num_envs=2, make_vector_env=sync())
+            make_envs(config, seed=1, first_index=first, num_envs=2, make_vector_env=sync())
     seeds = [call.kwargs["seed"] for call in seen.call_args_list]
     assert len({*seeds}) == len(seeds) == 2

@@ -68,7 +68,7 @@ def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
 
 
 def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
-    envs = HeuristicMask(make(Counting), even, num_steps=15 * B)
+    envs = HeuristicMask(make(Counting), even, mask_steps=15 * B)
     assert (envs.mask_size, envs.action_mask) == (4, None)
     obs = envs.reset()
     for number in range(18):
@@ -80,7 +80,7 @@ def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
 
 
 def test_a_resumed_run_continues_its_count() -> None:
-    envs = HeuristicMask(make(Counting), even, num_steps=5 * B, env_steps=4 * B)
+    envs = HeuristicMask(make(Counting), even, mask_steps=5 * B, env_steps=4 * B)
     obs = envs.reset()
     np.testing.assert_array_equal(envs.action_mask, even(obs.numpy(), None))
     envs.step(draw_action(envs, RNG))
@@ -99,7 +99,7 @@ def test_the_environments_own_mask_stays() -> None:
         obs[:], action_mask[:] = np.nan, True  # of no consequence
         return np.broadcast_to(np.arange(7) != 3, (B, 7))
 
-    envs = HeuristicMask(own, last_option, num_steps=3 * B)
+    envs = HeuristicMask(own, last_option, mask_steps=3 * B)
     envs.reset()
     for number in range(6):
         assert own.action_mask is not None
@@ -119,7 +119,7 @@ def test_something_must_be_left() -> None:
             allowed[1, 4:] = ~action_mask[1, 4:]  # each leaves something, both together nothing
         return allowed
 
-    envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
+    envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, mask_steps=100)
     envs.reset()
     where = "nothing for environment 1 in component 1, step 3"
     with pytest.raises(EnvError, match=f"mine: mask_actions allows {where}"):
@@ -136,7 +136,7 @@ def test_something_must_be_left() -> None:
     ],
 )
 def test_what_the_function_must_return(mask: Any, message: str) -> None:
-    envs = HeuristicMask(make(Counting), lambda *_: mask, num_steps=100)
+    envs = HeuristicMask(make(Counting), lambda *_: mask, mask_steps=100)
     with pytest.raises(ValueError, match=f"mine: mask_actions returned {message}"):
         envs.reset()
     envs.close()
@@ -145,7 +145,7 @@ def test_what_the_function_must_return(mask: Any, message: str) -> None:
 def test_there_must_be_something_to_mask() -> None:
     numbers = gym.spaces.Box(-1, 1, (2,))
     with pytest.raises(ValueError, match=r"actions are Box.*expected a discrete component"):
-        HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)
+        HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, mask_steps=1)
 
 
 def test_processes_share_the_steps_of_a_heuristic_mask(tmp_path: Path) -> None:
@@ -153,5 +153,5 @@ def test_processes_share_the_steps_of_a_heuristic_mask(tmp_path: Path) -> None:
     user = {"make_env": corridor, "make_vector_env": None, "mask_actions": even}
     envs = build._make_envs(config, user, World(1, 2), env_steps=32)
     assert isinstance(envs, HeuristicMask) and envs.num_envs == 2
-    assert (envs.num_steps, envs.env_steps) == (32, 16)
+    assert (envs.mask_steps, envs.env_steps) == (32, 16)
     envs.close()

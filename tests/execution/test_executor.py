@@ -359,7 +359,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     rollout = run.collect(run.buffer.next_rollout())
     calls.clear()
     phases.policy_phase(run.learner, rollout)
-    assert calls == ["clock", "wait", "clock"] * len(run.config.ppo.epoch_schedule)
+    assert calls == ["clock", "wait", "clock"] * len(run.config.ppo.epoch_kinds)
     executor = Executor(Plan())
     executor.device = torch.device("cuda:1")
     calls.clear()

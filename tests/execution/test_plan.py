@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phasicrl.config import Config
-from phasicrl.execution.device import find_device
+from phasicrl.execution.device import resolve_device
 from phasicrl.execution.plan import MIN_COMPILE_STEPS, MIN_THREAD_SAMPLES, PHASES, Plan, make_plan
 from phasicrl.presets import get_preset
 
@@ -77,8 +77,8 @@ def test_a_gpu_is_chosen_where_there_is_much_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "empty", empty)
     for has_gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        for is_worthwhile in (True, False):
-            find_device("auto", is_worthwhile)
+        for prefers_gpu in (True, False):
+            resolve_device("auto", prefers_gpu)
     assert tried == ["cuda", "cpu", "cpu", "cpu"]
 
 

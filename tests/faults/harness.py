@@ -155,12 +155,12 @@ def wait_for(
 def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """Return the last checkpoint's state of a finished run, and its rows without times."""
     files = only_run(folder)
-    (state, chunks), rejected = load_checkpoint(files.checkpoint_folder, run_id=files.card["run"])
-    assert not rejected and not list(files.checkpoint_folder.glob(".*")), "something is left over"
+    (state, chunks), rejections = load_checkpoint(files.checkpoint_folder, run_id=files.card["run"])
+    assert not rejections and not list(files.checkpoint_folder.glob(".*")), "something is left over"
     config = Config.from_json(state.pop("config"))
     assert state.pop("env_steps") == config.total_env_steps
     del state["seconds"], state["log"]
-    state |= {"chunks": chunks, "weights": files.weights()}
+    state |= {"chunks": chunks, "weights": files.load_weights()}
     return state, rows_of(files)
 
 

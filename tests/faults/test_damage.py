@@ -38,7 +38,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     shutil.copytree(run.directory, copy)
     resume(copy, make_env=corridor)
     files = RunDirectory(copy)
-    return run.directory, files.weights(), rows_of(files)
+    return run.directory, files.load_weights(), rows_of(files)
 
 
 SAVED = ("manifest.json", "state.json", "tensors.safetensors", "rollout-000002-000.safetensors")
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named_or_has_no_effect(
                 assert any(word in str(error) for word in named if word), error
                 raise
             files = RunDirectory(copy)
-            assert_same(files.weights(), weights)
+            assert_same(files.load_weights(), weights)
             assert files.card["run"] == RunDirectory(directory).card["run"]
             if name != "metrics.jsonl":  # of the rows before a checkpoint only the size is known
                 assert_same(rows_of(files), rows)

@@ -112,6 +112,6 @@ def test_statistics_and_memory_are_saved_with_the_policy(
     for _ in fault:
         run = train(config)
         before = evaluate(run.directory, episodes=4, seed=5)
-        assert_same(run.files.weights(), run.agent.state_dict())
+        assert_same(run.files.load_weights(), run.agent.state_dict())
         again = evaluate(resume(run.directory).directory, episodes=4, seed=5)
         assert [each.returns for each in before] == [each.returns for each in again]

@@ -74,7 +74,7 @@ READERS: dict[str, Callable[[RunDirectory], object]] = {
     "config.json": lambda files: files.config,
     "card.json": lambda files: (files.card, files.load_config(make_env=corridor)),
     "metrics.jsonl": lambda files: (files.metrics(), files.last_rows(3), files.metrics("x")),
-    "agent.safetensors": lambda files: files.weights(),
+    "agent.safetensors": lambda files: files.load_weights(),
     "manifest.json": lambda files: load_checkpoint(files.checkpoint_folder),
     "state.json": lambda files: load_checkpoint(files.checkpoint_folder),
     "tensors.safetensors": lambda files: load_checkpoint(files.checkpoint_folder),

@@ -103,7 +103,7 @@ def test_a_disk_that_refuses_an_operation(
                 train(harness.small(folder, "ppg", total_env_steps=6 * 64))
         except OSError:  # a file of the log, or the last checkpoint: what is on the disk is whole
             resume(harness.only_run(folder).path)
-        assert_same(harness.only_run(folder).weights(), expected)
+        assert_same(harness.only_run(folder).load_weights(), expected)
         shutil.rmtree(folder)
 
 

@@ -123,7 +123,7 @@ def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: F
     """A slow link, or one that is cut for a while, changes no bit of the run."""
     for _ in fault:
         finish(tmp_path / "good", machines.start(tmp_path / "good"))
-        expected = only_run(tmp_path / "good").weights()
+        expected = only_run(tmp_path / "good").load_weights()
         assert only_run(tmp_path / "good").card["processes"] == 2
 
         processes = machines.start(tmp_path / "cut")
@@ -132,7 +132,7 @@ def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: F
         time.sleep(3)
         machines.heal()
         finish(tmp_path / "cut", processes)
-        assert_same(only_run(tmp_path / "cut").weights(), expected)
+        assert_same(only_run(tmp_path / "cut").load_weights(), expected)
 
         slow = ("tc", "qdisc", "add", "dev", machines.cards[0], "root", "tbf",
                 "rate", "20mbit", "burst", "32kbit", "latency", "50ms")  # fmt: skip
@@ -141,7 +141,7 @@ def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: F
         except subprocess.CalledProcessError as error:
             pytest.skip(f"traffic cannot be shaped here: {error.stderr.strip()}")
         finish(tmp_path / "slow", machines.start(tmp_path / "slow"))
-        assert_same(only_run(tmp_path / "slow").weights(), expected)
+        assert_same(only_run(tmp_path / "slow").load_weights(), expected)
 
 
 @pytest.mark.fault("F-03", "a link that is cut for too long: both machines end, go on later", 1, 1)

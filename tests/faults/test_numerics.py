@@ -62,7 +62,7 @@ def test_bad_numbers_of_environments(
             train(tiny(tmp_path, checkpoint=EVERY), make_env=partial(Bad, what, number),
                   callbacks=keep)  # fmt: skip
         assert len(before) == 2
-        assert_same(only_run(tmp_path).weights(), before[-1])
+        assert_same(only_run(tmp_path).load_weights(), before[-1])
 
 
 def _poison_advantages(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
@@ -124,9 +124,9 @@ def test_bad_numbers_inside(
         assert caught.value.exit_code == 3 and len(before) == BAD_ITERATION - 1
         files = only_run(tmp_path)
         if place == "a weight":  # it is bad before the checkpoint of its iteration
-            assert all(tensor.isfinite().all() for tensor in files.weights().values())
+            assert all(tensor.isfinite().all() for tensor in files.load_weights().values())
         else:
-            assert_same(files.weights(), before[-1])
+            assert_same(files.load_weights(), before[-1])
         logged = [row["iteration"] for row in files.metrics()]
         assert logged == [*range(1, BAD_ITERATION)], "nothing is logged of what was not done"
         assert files.card["diverged"]

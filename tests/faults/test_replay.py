@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import PROCGEN, PROCGEN_GAMES, get_family_by_task, list_distributions
+from phasicrl.envs.envpool import PROCGEN, PROCGEN_GAMES, get_family_by_task, list_game_modes
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
-from phasicrl.spaces import ActionLayout, count_choices
+from phasicrl.spaces import ActionLayout, get_nvec
 from tests.faults.conftest import Fault
 from tests.helpers import skip_without_envpool
 
@@ -36,7 +36,7 @@ def tasks(family: str) -> list[EnvConfig]:
         return [
             EnvConfig(id=f"procgen:{game}", num_envs=3, distribution=cast(Any, kind))
             for game in PROCGEN_GAMES
-            for kind in list_distributions(game, get_family_by_task())
+            for kind in list_game_modes(game, get_family_by_task())
         ]
     names = [name for name, member in get_family_by_task().items() if member == family]
     return [EnvConfig(id=f"envpool:{name}", num_envs=3) for name in names]
@@ -44,7 +44,7 @@ def tasks(family: str) -> list[EnvConfig]:
 
 def draw(envs: VectorEnv, generator: np.random.Generator) -> torch.Tensor:
     """Draw random actions `[B]` or `[B, K]`."""
-    layout, widths = ActionLayout(envs.action_space), count_choices(envs.action_space)
+    layout, widths = ActionLayout(envs.action_space), get_nvec(envs.action_space)
     shape = (envs.num_envs, *layout.shape)
     if widths:
         return torch.from_numpy(generator.integers(min(widths), size=shape))
@@ -76,7 +76,7 @@ def test_brought_back_environments_go_on_alike(family: str, fault: Fault, is_ful
         config = chosen[index]
         generator = np.random.default_rng(index)
         envs, twin = make_envs(config, seed=5), make_envs(config, seed=5)
-        assert envs.exact_state == "replay"
+        assert envs.restore_method == "replay"
         envs.reset()
         for _ in range(BEFORE + index):
             obs = envs.step(draw(envs, generator)).obs
@@ -97,7 +97,7 @@ for task in sys.argv[2:]:
     try:
         envs = make_envs(EnvConfig(id=f"envpool:{task}", num_envs=2), seed=1)
         envs.reset()
-        said = envs.exact_state, envs.state_dict() is None
+        said = envs.restore_method, envs.state_dict() is None
         envs.close()
     except (ValueError, RuntimeError, ImportError):  # spaces, assets
         said = ("cannot be made",)

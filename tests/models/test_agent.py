@@ -450,7 +450,7 @@ def test_two_networks_have_their_own_memories() -> None:
 @pytest.mark.parametrize(("value_path", "count"), [("separate", 2), ("detached", 1), ("shared", 1)])
 def test_every_parameter_belongs_to_one_network(value_path: ValuePath, count: int) -> None:
     agent = recurrent(value_path)
-    networks = agent.param_groups()
+    networks = agent.params_by_network()
     members = [id(p) for network in networks for p in network]
     assert len(networks) == count and sorted(members) == sorted(map(id, agent.parameters()))
     if count == 2:

@@ -184,8 +184,8 @@ def test_what_a_gpu_keeps_for_the_entropy_serves_training_too() -> None:
     A gradient step could not save tensors of that mode.
     """
     where = torch.device("meta"), torch.float32
-    distributions._get_rule.cache_clear()
+    distributions._quadrature.cache_clear()
     with torch.inference_mode():
-        made = distributions._get_rule(*where)
-    assert distributions._get_rule(*where) is made
+        made = distributions._quadrature(*where)
+    assert distributions._quadrature(*where) is made
     assert not any(part.is_inference() for part in made)

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from phasicrl.config import ActionConfig
 from phasicrl.models.heads import Normal, PolicyHead, TanhNormal
 from phasicrl.models.init import Initializer
-from phasicrl.spaces import ActionLayout, count_choices
+from phasicrl.spaces import ActionLayout, get_nvec
 from tests.models.test_distributions import log_slope, normal
 
 S, L, A, D = 3, 4, 5, 6
@@ -64,7 +64,7 @@ def set_outputs(head: PolicyHead, outputs: list[float]) -> None:
 def random_mask(head: PolicyHead, space: gym.Space[Any], *shape: int, seed: int = 0) -> Tensor:
     """Draw a mask that allows at least the first option of every component."""
     mask = torch.rand(*shape, head.mask_size, generator=Generator().manual_seed(seed)) < 0.5
-    mask[..., np.cumsum([0, *count_choices(space)])[:-1].tolist()] = True
+    mask[..., np.cumsum([0, *get_nvec(space)])[:-1].tolist()] = True
     return mask
 
 
@@ -138,7 +138,7 @@ def test_the_head_follows_the_action_space(case: str) -> None:
     head = make_head(space, action_config)
     discrete = case in ("discrete", "multi-discrete", "multi-binary")
     shape = () if case == "discrete" else (LENGTHS.get(case, 2),)
-    assert head.action_shape == shape and head.mask_size == sum(count_choices(space))
+    assert head.action_shape == shape and head.mask_size == sum(get_nvec(space))
     assert head.action_dtype == (torch.int64 if discrete else torch.float32)
     policy = head(features())
     drawn = policy.sample(Generator().manual_seed(0))

@@ -53,9 +53,9 @@ def save(folder: Path, steps: int, tree: Any = TREE, *, keep: int = 3, **more: A
 
 def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    (tree, chunks), rejected = load_checkpoint(tmp_path)
+    (tree, chunks), rejections = load_checkpoint(tmp_path)
     assert_same(TREE, tree)
-    assert chunks == {} and rejected == []
+    assert chunks == {} and rejections == []
 
 
 def test_views_and_shared_memory_are_saved_as_their_own_numbers(tmp_path: Path) -> None:
@@ -102,16 +102,16 @@ def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, damage: str) 
         newest.rename(newest.with_name("step-000000000003"))
     else:
         sign(newest, schema=99)
-    (tree, _), (rejected,) = load_checkpoint(tmp_path)
+    (tree, _), (rejection,) = load_checkpoint(tmp_path)
     assert tree["which"] == "old"
-    assert ("step-000000000003" if damage == "renamed" else newest.name) in rejected
+    assert ("step-000000000003" if damage == "renamed" else newest.name) in rejection
 
 
 def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
     """In any file of a checkpoint, the manifest and the file of the state included."""
     for steps in (1, 2):
         tree = {"which": steps, "x": torch.ones(3)}
-        save(tmp_path, steps, tree, chunks={"a": lambda: {"x": torch.ones(2)}}, run_id="a")
+        save(tmp_path, steps, tree, chunk_makers={"a": lambda: {"x": torch.ones(2)}}, run_id="a")
     newest, numbers = tmp_path / "step-000000000002", random.Random(0)
 
     def is_read_as_it_was() -> bool:
@@ -136,9 +136,9 @@ def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_does_not_stand_in_the_way_of_the_next_save(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, chunks={"a": lambda: {"x": torch.ones(2)}})
+    path = save(tmp_path, 1, chunk_makers={"a": lambda: {"x": torch.ones(2)}})
     (path / "manifest.json").write_text("[")
-    save(tmp_path, 2, chunks={"a": lambda: {"x": torch.ones(2)}})
+    save(tmp_path, 2, chunk_makers={"a": lambda: {"x": torch.ones(2)}})
     assert load_checkpoint(tmp_path)[0].chunks["a"]["x"].tolist() == [1.0, 1.0]
 
 
@@ -151,8 +151,8 @@ def test_a_copy_under_another_name_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_run_is_skipped(tmp_path: Path) -> None:
     save(tmp_path, 1, {"which": "ours"}, run_id="a")
     save(tmp_path, 2, {"which": "theirs"}, run_id="b")
-    (tree, _), (rejected,) = load_checkpoint(tmp_path, run_id="a")
-    assert tree["which"] == "ours" and "run is b; expected a" in rejected
+    (tree, _), (rejection,) = load_checkpoint(tmp_path, run_id="a")
+    assert tree["which"] == "ours" and "run is b; expected a" in rejection
     with pytest.raises(CheckpointError, match="run is a; expected c"):
         load_checkpoint(tmp_path, run_id="c")
 
@@ -192,8 +192,8 @@ def test_chunks_are_written_once_and_linked_afterwards(tmp_path: Path) -> None:
         return {"x": torch.full((3,), value)}
 
     a, b = partial(make, 1.0), partial(make, 2.0)
-    save(tmp_path, 1, chunks={"a": a}, keep=1)
-    save(tmp_path, 2, chunks={"a": a, "b": b}, keep=1)
+    save(tmp_path, 1, chunk_makers={"a": a}, keep=1)
+    save(tmp_path, 2, chunk_makers={"a": a, "b": b}, keep=1)
     assert calls == [1.0, 2.0]
     # The checkpoint that wrote `a` is gone, the chunk is not.
     (_, chunks), _ = load_checkpoint(tmp_path)
@@ -205,7 +205,7 @@ def test_chunks_are_copied_where_files_cannot_be_linked(
 ) -> None:
     monkeypatch.setattr(checkpoint, "_try_link", lambda source, target: False)
     for steps in (1, 2):
-        save(tmp_path, steps, chunks={"a": lambda: {"x": torch.ones(2)}})
+        save(tmp_path, steps, chunk_makers={"a": lambda: {"x": torch.ones(2)}})
     assert load_checkpoint(tmp_path)[0].chunks["a"]["x"].tolist() == [1.0, 1.0]
 
 
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_what_was_saved_before_and_no_temporary_folder(
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            save(tmp_path, 2, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
+            save(tmp_path, 2, chunk_makers={"a": lambda: {"x": torch.zeros(250_000)}})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(tmp_path.rglob("*")) == before and list_checkpoints(tmp_path) == [first]
@@ -265,7 +265,7 @@ def test_files_are_on_the_disk_before_the_name_and_the_name_before_the_return(
 
     monkeypatch.setattr(os, "fsync", fsync_)
     monkeypatch.setattr(os, "replace", replaced)
-    final = save(tmp_path, 1, chunks={"a": lambda: {"x": torch.zeros(3)}})
+    final = save(tmp_path, 1, chunk_makers={"a": lambda: {"x": torch.zeros(3)}})
     temporary = f".{final.name}.tmp"
     named = done.index(f"{temporary} → {final.name}")
     assert set(done[: named - 1]) == {path.name for path in final.iterdir()}
@@ -281,9 +281,9 @@ def test_a_chunk_of_another_number_of_processes_is_not_linked(tmp_path: Path) ->
             return [value, {} if isinstance(value, dict) else value]
 
     many, few = torch.arange(4.0), torch.arange(2.0)
-    save(tmp_path, 1, chunks={"a": lambda: {"x": few}}, world=OneOfTwo(size=2))
+    save(tmp_path, 1, chunk_makers={"a": lambda: {"x": few}}, world=OneOfTwo(size=2))
     for steps in (2, 3):
-        save(tmp_path, steps, chunks={"a": lambda: {"x": many}})
+        save(tmp_path, steps, chunk_makers={"a": lambda: {"x": many}})
         assert load_checkpoint(tmp_path)[0].chunks["a"]["x"].tolist() == many.tolist()
 
 

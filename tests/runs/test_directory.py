@@ -37,10 +37,10 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     assert card["versions"]["torch"] == torch.__version__ and card["commit"] == find_commit()
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
-    assert_same(files.weights(), run.agent.state_dict())
+    assert_same(files.load_weights(), run.agent.state_dict())
     tied = torch.ones(2)
     files.save_weights({"one": tied, "other": tied}, env_steps=1)
-    assert_same(files.weights(), {"one": tied, "other": tied})
+    assert_same(files.load_weights(), {"one": tied, "other": tied})
     assert [path.name for path in run.directory.glob(".*")] == [".lock"], "something is left over"
 
 
@@ -77,7 +77,7 @@ def test_each_function_makes_another_experiment(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
     files = RunDirectory(tmp_path)
-    for ask in (lambda: files.config, files.load_config, files.metrics, files.weights):
+    for ask in (lambda: files.config, files.load_config, files.metrics, files.load_weights):
         with pytest.raises(ValueError, match=r"is not a run directory"):
             ask()
     made = RunDirectory.make(tiny(tmp_path))

@@ -32,7 +32,7 @@ from phasicrl.training import evaluation as of_runs
 from phasicrl.training.acting import load
 from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import Evaluation, evaluate, generalization_gaps
-from phasicrl.training.evaluation import make_evaluation_envs, run_agent
+from phasicrl.training.evaluation import make_evaluation_envs, run_agent_episodes
 from tests.envs.counting import Spaces
 from tests.helpers import Corridor, Levers, corridor, tiny
 
@@ -64,7 +64,7 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
     with start_run(tiny(tmp_path), make_env=make_env) as run:
         how: dict[str, Any] = {"levels": "unseen", "seed": 0, "make_env": make_env}
         envs = make_evaluation_envs(run.config, num_envs=2, **how)
-        result = run_agent(run.agent, envs, episodes=7, policy="greedy", seed=0)
+        result = run_agent_episodes(run.agent, envs, episodes=7, policy="greedy", seed=0)
         envs.close()
     lengths = sorted(result.lengths)
     assert len(lengths) == 7 and lengths.count(2) in (3, 4) and lengths.count(9) in (3, 4)
@@ -318,7 +318,7 @@ def test_memory_is_reset_between_episodes(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates(memory)
     with start_run(config, make_env=FromTheLeft) as run:
         envs = make_envs(config.env, num_envs=1, seed=0, make_env=FromTheLeft)
-        run_agent(run.agent, envs, episodes=3, policy="sampled", seed=0, on_step=on_step)
+        run_agent_episodes(run.agent, envs, episodes=3, policy="sampled", seed=0, on_step=on_step)
     first, *others = [params for begin, params in zip(begins, seen, strict=False) if begin]
     assert len(others) == 2 and others == [first, first]
     assert any(params != first for params in seen)

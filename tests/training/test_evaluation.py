@@ -92,7 +92,7 @@ def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, T
         seen.append({name: value.clone() for name, value in agent.state_dict().items()})
         return Episodes((returns[len(seen) - 1],), (1,))
 
-    monkeypatch.setattr(evaluation_module, "run_agent", play)
+    monkeypatch.setattr(evaluation_module, "run_agent_episodes", play)
     return seen
 
 
@@ -104,7 +104,7 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
     with monkeypatch.context() as patch:
         seen = scores(patch, 1.0, 3.0, 2.0, 3.0)
         run = train(config, make_env=Corridor)
-    best = run.files.weights("best")
+    best = run.files.load_weights("best")
     assert_same(best, seen[1])
     assert not all(torch.equal(best[name], seen[3][name]) for name in best)
     rows = run.files.metrics("evaluation/best_return")
@@ -125,7 +125,7 @@ def test_both_kinds_of_level_and_their_gap(tmp_path: Path, monkeypatch: pytest.M
     names = ("evaluation/return", "evaluation/train_return", "evaluation/gap")
     assert [[row[name] for name in names] for row in rows] == [[2, 5, 3], [1, 7, 6]]
     assert [each["levels"] for each in made] == ["unseen", "train"] * 2
-    assert_same(run.files.weights("best"), seen[0])
+    assert_same(run.files.load_weights("best"), seen[0])
 
 
 SHORT = "gymnasium:ShortCartPole-v0"
@@ -197,7 +197,7 @@ def test_resumed_runs_know_the_best_return(tmp_path: Path, monkeypatch: pytest.M
                 callbacks=lambda *_: "stop" if len(seen) == 2 else None)  # fmt: skip
     run = resume(run.directory, make_env=Corridor)
     assert len(seen) == 4
-    assert_same(run.files.weights("best"), seen[1])
+    assert_same(run.files.load_weights("best"), seen[1])
 
 
 def test_the_steps_of_the_first_episode_are_a_table_and_tensorboard_series(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_steps_of_the_first_episode_are_a_table_and_tensorboard_series(tmp_p
     plain = evaluated(tmp_path / "without", **fixed)
     config = evaluated(tmp_path / "with", **fixed, **{"evaluation.steps": True})
     run, other = (train(each, make_env=lambda: Levers(discrete=False)) for each in (config, plain))
-    assert_same(run.files.weights(), other.files.weights())
+    assert_same(run.files.load_weights(), other.files.load_weights())
     assert not (other.directory / "evaluations").exists()
     tables = sorted((run.directory / "evaluations").iterdir())
     assert [path.name for path in tables] == ["000000000064.csv", "000000000128.csv"]
@@ -279,7 +279,7 @@ def test_what_only_adorns_an_evaluation_does_not_end_the_run(
     assert run.env_steps == 128 and said.count("no table of steps: [Errno 28]") == 2
     assert said.count("no film: no context") == 1
     pytest.importorskip("tensorboard")
-    monkeypatch.setattr("phasicrl.runs.metrics._TensorBoard.add_episode", fail)
+    monkeypatch.setattr("phasicrl.runs.metrics._TensorBoard.add_steps", fail)
     config = config.with_updates({"log.tensorboard": True, "output_dir": str(tmp_path / "board")})
     assert train(config, make_env=NoGraphics).env_steps == 128
     assert capsys.readouterr().out.count("TensorBoard is switched off, it failed") == 1
@@ -312,7 +312,7 @@ def test_evaluations_have_networks_in_evaluation_mode_and_the_policy_of_the_opti
 ) -> None:
     play = Mock(return_value=Episodes((1.0,), (1,)))
     for module in (evaluation_module, evaluate_module):
-        monkeypatch.setattr(module, "run_agent", play)
+        monkeypatch.setattr(module, "run_agent_episodes", play)
     run = train(evaluated(tmp_path, **{"evaluation.policy": policy}), make_env=Corridor)
     evaluate(run.directory, episodes=1, policies=(policy,), make_env=Corridor)
     assert run.agent.training
@@ -324,7 +324,7 @@ def test_processes_run_different_episodes_and_share_their_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = Mock(return_value=Episodes((1.0,), (1,)))
-    monkeypatch.setattr(evaluation_module, "run_agent", play)
+    monkeypatch.setattr(evaluation_module, "run_agent_episodes", play)
     made, user = watch_environments(monkeypatch), {"make_env": Corridor, "make_vector_env": None}
     for rank in range(2):
         world: Any = SimpleNamespace(

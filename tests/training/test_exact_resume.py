@@ -170,7 +170,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     config = helpers.tiny(tmp_path, aux=helpers.tiny_aux(every=2, epochs=3), total_env_steps=256)
     config = config.with_updates({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
-    checkpoint, at = Run.snapshot_and_maybe_save, config.aux.every
+    checkpoint, at = Run.back_up_and_maybe_save, config.aux.every
     epochs: list[int] = []
 
     def stop_at_each(run: Run) -> None:
@@ -181,7 +181,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
             epochs.append(progress.epoch)
             raise _Stop
 
-    monkeypatch.setattr(Run, "snapshot_and_maybe_save", stop_at_each)
+    monkeypatch.setattr(Run, "back_up_and_maybe_save", stop_at_each)
     with pytest.raises(_Stop):
         train(config, make_env=Drawing)
     (directory,) = (path for path in tmp_path.iterdir() if path.name != "unbroken")

@@ -23,7 +23,7 @@ from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs import metrics
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.system.signals import Preempted, TerminationRequested, handle_preemption
+from phasicrl.system.signals import Preempted, TerminationRequested, exit_on_preemption
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
@@ -38,7 +38,7 @@ AT_THE_END = CheckpointConfig(every_minutes=None)
 def weights_after(config: Config, iterations: int) -> dict[str, torch.Tensor]:
     """Return the weights of the same run in another folder, stopped in order."""
     config = replace(config, output_dir=f"{config.output_dir}/other")
-    return train(config, make_env=corridor, callbacks=stop_at(iterations)).files.weights()
+    return train(config, make_env=corridor, callbacks=stop_at(iterations)).files.load_weights()
 
 
 class Struck(Corridor):
@@ -64,7 +64,7 @@ def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, a
     with pytest.raises(EnvError, match="broken"), start_run(config, make_env=make_env) as run:
         learn(run)
     assert [path.name for path in run.files.checkpoints] == ["step-000000000064"]
-    assert_same(run.files.weights(), weights_after(config, 2))
+    assert_same(run.files.load_weights(), weights_after(config, 2))
     assert resume(run.directory, make_env=corridor).env_steps == 224
     assert [row["env_steps"] for row in run.files.metrics()] == [32 * n for n in range(1, 8)]
 
@@ -103,7 +103,7 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
     assert signal.getsignal(number) is before, "what the program had is there again"
     saved = 64 if where == "rollout" else 32
     assert [path.name for path in run.files.checkpoints] == [f"step-{saved:012d}"]
-    assert_same(run.files.weights(), weights_after(config, saved // 32))
+    assert_same(run.files.load_weights(), weights_after(config, saved // 32))
 
 
 def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
@@ -230,9 +230,9 @@ def test_flipped_bits_in_the_weights_file_are_seen(tmp_path: Path) -> None:
         damaged[at // 8] ^= 1 << at % 8
         (files.path / WEIGHTS_FILE).write_bytes(bytes(damaged))
         with pytest.raises(ValueError, match="is damaged"):
-            files.weights()
+            files.load_weights()
     (files.path / WEIGHTS_FILE).write_bytes(whole)
-    assert files.weights()
+    assert files.load_weights()
 
 
 def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
@@ -287,7 +287,7 @@ def test_a_second_signal_at_shutdown_gives_the_same_exit_code(
     """The second signal comes after the run has saved and restored its program's handlers."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
-    with pytest.raises(Preempted) as caught, handle_preemption():
+    with pytest.raises(Preempted) as caught, exit_on_preemption():
         train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: signal.raise_signal(15))
     assert caught.value.code == 75 and not codes
     assert len(RunDirectory(vars(caught.value)["run_directory"]).checkpoints) == 1

@@ -419,12 +419,12 @@ def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
 def test_what_a_run_lacks_at_its_end_is_written_by_a_resume(tmp_path: Path) -> None:
     """The run was killed between its last checkpoint and its weights, or that one is bad."""
     run = train(tiny(tmp_path, checkpoint=EVERY_ITERATION), make_env=corridor)
-    weights, card = run.files.weights(), run.files.card
+    weights, card = run.files.load_weights(), run.files.card
     run.files.write_card(card | {"env_steps": 0})
     (run.directory / "agent.safetensors").unlink()
     for times in (1, 2):
         resume(run.directory, make_env=corridor)
-        assert_same(run.files.weights(), weights)
+        assert_same(run.files.load_weights(), weights)
         assert run.files.card["env_steps"] == 128 and len(run.files.card["resumed"]) == times
         (run.files.checkpoints[-1] / "state.json").write_text("torn")
 
@@ -749,11 +749,11 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
 def test_weights_that_are_not_finite_do_not_take_the_place_of_good_ones(tmp_path: Path) -> None:
     with open_run(tiny(tmp_path)) as run:
         run.save()
-        good = run.files.weights()
+        good = run.files.load_weights()
         poison(run.agent.policy_head)
         with pytest.raises(ValueError, match="not every number of the agent's weights is finite"):
             run.save()
-    assert_same(run.files.weights(), good)
+    assert_same(run.files.load_weights(), good)
 
 
 def test_an_action_that_is_refused_for_another_reason_is_not_called_divergence(

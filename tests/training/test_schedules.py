@@ -192,7 +192,7 @@ def test_a_schedule_returns_numbers_of_options(tmp_path: Path, schedule: Any, me
 def test_a_function_in_place_of_a_number_is_named_with_what_to_use() -> None:
     adaptive = Config().with_updates({"ppo.schedule": "adaptive_kl"})
     with pytest.raises(ValueError, match="is adaptive_kl; expected constant with a rate"):
-        adaptive.with_schedules(lambda _: {"ppo.learning_rate": 1e-4}, 0.0)
+        adaptive.with_scheduled_values(lambda _: {"ppo.learning_rate": 1e-4}, 0.0)
     with pytest.raises(ValueError, match=r"ppo\.clip_schedule is 'lin'; expected constant, lin"):
         Config().with_updates({"ppo.clip_schedule": "lin"})
     values: Any = {"clip": lambda progress: 0.2 * progress}

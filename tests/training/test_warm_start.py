@@ -65,7 +65,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     """Observations of another shape: their count alone would fit."""
     other, _ = begun(tmp_path)
     files = RunDirectory(other)
-    weights = files.weights()
+    weights = files.load_weights()
     (mean,) = (name for name in weights if name.endswith("moments.mean"))
     weights[mean] = torch.zeros(7, dtype=torch.float64)
     files.save_weights(weights, env_steps=1)

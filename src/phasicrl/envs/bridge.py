@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
-from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, EnvWatchdog
+from phasicrl.envs.watchdog import RESET_TIMEOUT, STEP_TIMEOUT, EnvWatchdog
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
@@ -26,16 +26,16 @@ class EnvSlice(NamedTuple):
     Attributes:
         num_envs: number of environments.
         seed: seed of the environments of all ranks.
-        first_env: index of the first environment among those of all ranks.
+        first_index: index of the first environment among those of all ranks.
     """
 
     num_envs: int
     seed: int
-    first_env: int = 0
+    first_index: int = 0
 
     def seeds(self) -> list[int]:
         """Derive one seed for each environment."""
-        return env_seeds(self.seed, self.num_envs, first=self.first_env)
+        return env_seeds(self.seed, self.num_envs, first=self.first_index)
 
 
 class NumpyStep(NamedTuple):
@@ -93,9 +93,9 @@ class EpisodeActions:
         actions = np.array(list(self._steps), self._dtype).reshape(-1, *self._shape)
         return actions, self._lengths.copy()
 
-    def set_state(self, actions: Sequence[np.ndarray] | np.ndarray, lengths: Any) -> None:
+    def set_state(self, actions_by_step: Sequence[np.ndarray] | np.ndarray, lengths: Any) -> None:
         """Restore the result of `get_state`; no actions and length 0 after a reset of all."""
-        self._steps = deque(actions)
+        self._steps = deque(actions_by_step)
         self._lengths[:] = lengths
 
     def split_by_env(self) -> list[np.ndarray]:
@@ -107,21 +107,21 @@ class EpisodeActions:
 class NumpyVectorEnv:
     """`VectorEnv` on the CPU, whose tensors share memory with NumPy arrays.
 
-    Subclasses implement `_reset`, `_step` and `_close`. With `exact_state` `replay`, they also
-    implement `_get_episode_starts`, which returns the start of each current episode as JSON (None
+    Subclasses implement `_reset`, `_step` and `_close`. With `restore_method` `replay`, they also
+    implement `_get_replay_starts`, which returns the start of each current episode as JSON (None
     if unknown), and `_replay`, which restarts them and takes the actions `[L, …]` of each.
 
     Attributes:
-        step_seconds: deadline of a step in this process, in seconds.
-        reset_seconds: deadline of a reset in this process, in seconds.
+        step_timeout: deadline of a step in this process, in seconds.
+        reset_timeout: deadline of a reset in this process, in seconds.
         remedy: end of error messages.
     """
 
     device = torch.device("cpu")
-    exact_state: RestoreMethod = "none"
+    restore_method: RestoreMethod = "none"
     has_final_obs = True
-    step_seconds: float = STEP_SECONDS
-    reset_seconds: float = RESET_SECONDS
+    step_timeout: float = STEP_TIMEOUT
+    reset_timeout: float = RESET_TIMEOUT
     remedy = ""
 
     def __init__(self, name: str, num_envs: int, properties: EnvProperties) -> None:
@@ -137,10 +137,10 @@ class NumpyVectorEnv:
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
-        obs, mask = self._guard("reset()", self.reset_seconds, self._reset)
+        obs, mask = self._call_with_deadline("reset()", self.reset_timeout, self._reset)
         self._episodes.set_state([], 0)
         self._num_steps = 0
-        return self._store_obs_and_mask(obs, mask)
+        return self._set_obs_and_mask(obs, mask)
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
@@ -150,11 +150,11 @@ class NumpyVectorEnv:
         mask = None if self.action_mask is None else self.action_mask.numpy()
         self._actions.check(self.name, actions, self.num_envs, action_mask=mask)
         self._num_steps += 1
-        step: NumpyStep = self._guard("step()", self.step_seconds, self._step, actions)
-        if self.exact_state == "replay":
+        step: NumpyStep = self._call_with_deadline("step()", self.step_timeout, self._step, actions)
+        if self.restore_method == "replay":
             self._episodes.add(actions, step.terminated | step.truncated)
         return TimeStep(
-            obs=self._store_obs_and_mask(step.obs, step.action_mask),
+            obs=self._set_obs_and_mask(step.obs, step.action_mask),
             reward=torch.from_numpy(step.reward),
             terminated=torch.from_numpy(step.terminated),
             # Where both are true, the episode ended by its rules.
@@ -166,12 +166,12 @@ class NumpyVectorEnv:
     def state_dict(self) -> dict[str, Any] | None:
         """Return what a resumed run needs to replay the current episodes.
 
-        That is the start of each episode (see `_get_episode_starts`), its actions so far and its
+        That is the start of each episode (see `_get_replay_starts`), its actions so far and its
         current observation. None if episodes cannot be replayed.
         """
-        if self.exact_state != "replay" or self._obs is None:
+        if self.restore_method != "replay" or self._obs is None:
             return None
-        if None in (starts := self._get_episode_starts()):
+        if None in (starts := self._get_replay_starts()):
             return None
         actions, lengths = map(torch.from_numpy, self._episodes.get_state())
         current = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
@@ -185,16 +185,16 @@ class NumpyVectorEnv:
         """
         self._episodes.set_state(state["actions"].numpy(), state["lengths"].numpy())
         parts = state["starts"], self._episodes.split_by_env()
-        obs, mask = self._guard("replay", 2 * self.reset_seconds, self._replay, *parts)
+        obs, mask = self._call_with_deadline("replay", 2 * self.reset_timeout, self._replay, *parts)
         is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not is_same or not np.array_equal(obs, state["obs"].numpy()):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
-        return self._store_obs_and_mask(obs, mask)
+        return self._set_obs_and_mask(obs, mask)
 
     def close(self) -> None:
         """Release processes and threads; further calls do nothing."""
         self._obs = None
-        self._watchdog.current_call = "close()", self.step_seconds
+        self._watchdog.current_call = "close()", self.step_timeout
         try:
             self._close()
         finally:
@@ -203,12 +203,14 @@ class NumpyVectorEnv:
     _reset: Callable[[], ObsAndMask]
     _step: Callable[[np.ndarray], NumpyStep]
     _close: Callable[[], None]
-    _get_episode_starts: Callable[[], list[Any]]
+    _get_replay_starts: Callable[[], list[Any]]
     _replay: Callable[[list[Any], list[np.ndarray]], ObsAndMask]
 
-    def _guard(self, call: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
+    def _call_with_deadline(
+        self, call_name: str, timeout: float, function: Callable[..., Any], *args: Any
+    ) -> Any:
         """Call a method of the subclass under a deadline, and close if it fails."""
-        self._watchdog.current_call = call, seconds
+        self._watchdog.current_call = call_name, timeout
         try:
             return function(*args)
         except Exception:  # a failed environment has an unknown state
@@ -217,7 +219,7 @@ class NumpyVectorEnv:
         finally:
             self._watchdog.current_call = None
 
-    def _store_obs_and_mask(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
+    def _set_obs_and_mask(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
         self._obs = obs
         self.action_mask = None if mask is None else torch.from_numpy(mask)
         return torch.from_numpy(obs)

@@ -18,18 +18,18 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.envs.protocol import EnvError
-from phasicrl.masks import find_fully_blocked, flatten_mask, to_numeric
+from phasicrl.masks import find_fully_blocked, flatten_mask, to_numbers
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import (
     ActionLayout,
     ObservationLayout,
-    as_float32,
     check_spaces,
-    count_choices,
     find_extra_keys,
+    get_nvec,
     map_leaves,
     take_first,
     to_array,
+    to_float32_space,
 )
 
 MakeEnv = Callable[[], "gym.Env[Any, Any]"]
@@ -66,7 +66,7 @@ class EnvProperties:
     @property
     def mask_size(self) -> int:
         """Width of the masks; 0 if there are none, or they are not used."""
-        return sum(count_choices(self.action_space)) if self.use_masks and self.mask_source else 0
+        return sum(get_nvec(self.action_space)) if self.use_masks and self.mask_source else 0
 
 
 class Invalid(Exception):
@@ -144,9 +144,9 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
             raise Invalid(f"{given}; expected a gymnasium.Env ({hint})")
     try:
         spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
-        properties = make_env_properties(name, *spaces)
+        properties = make_properties_from_spaces(name, *spaces)
         source = properties.mask_source
-        if source is None and count_choices(properties.action_space):
+        if source is None and get_nvec(properties.action_space):
             if env.has_wrapper_attr("action_masks"):
                 source = "method"
             else:
@@ -168,7 +168,7 @@ def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> bool:
     return bool(extra)
 
 
-def make_env_properties(name: str, space: Any, actions: Any) -> EnvProperties:
+def make_properties_from_spaces(name: str, space: Any, action_space: Any) -> EnvProperties:
     """Make the properties of environments with these observation and action spaces.
 
     Raises:
@@ -176,12 +176,12 @@ def make_env_properties(name: str, space: Any, actions: Any) -> EnvProperties:
     """
     source: MaskSource | None = None
     # Masks apply to discrete components only.
-    if count_choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
+    if get_nvec(action_space) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
         source = "observation"
         space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
-    space = as_float32(space)
-    check_spaces(name, space, actions)
-    return EnvProperties(space, actions, source)
+    space = to_float32_space(space)
+    check_spaces(name, space, action_space)
+    return EnvProperties(space, action_space, source)
 
 
 def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
@@ -205,8 +205,9 @@ class CheckedEnv(gym.Env[Any, Any]):
 
     Its spaces are those of stored observations and flat actions; `info`, which may be sent between
     processes, has only the flat mask. The environment is made at the first reset. Errors raise
-    an `EnvError`; with `restarts`, an error truncates the episode instead, the next episode begins
-    in a new environment with a seed derived from the old one, and `info["restarted"]` is the error.
+    an `EnvError`; with `can_restart`, an error truncates the episode instead, the next episode
+    begins in a new environment with a seed derived from the old one, and `info["restarted"]` is the
+    error.
 
     Attributes:
         error_types: kinds of exceptions that are the environment's; in a separate process, all are.
@@ -214,22 +215,22 @@ class CheckedEnv(gym.Env[Any, Any]):
     Args:
         make_env: function that makes the environment.
         name: name of the environment, for messages.
-        restarts: whether a failed environment is replaced.
+        can_restart: whether a failed environment is replaced.
         properties: spaces and source of masks.
         index: index among the environments of this process.
     """
 
     def __init__(
-        self, make_env: MakeEnv, name: str, restarts: bool, properties: EnvProperties, index: int
+        self, make_env: MakeEnv, name: str, can_restart: bool, properties: EnvProperties, index: int
     ) -> None:
         self._make_env, self._name, self._properties = make_env, name, properties
         self.error_types: tuple[type[BaseException], ...] = (Exception, SystemExit)
         self.env_index = index
-        self._restarts = restarts
+        self._can_restart = can_restart
         self._has_extra = False
         self._layout = ObservationLayout(properties.observation_space)
         self._actions = ActionLayout(properties.action_space)
-        self._widths = count_choices(properties.action_space) if properties.use_masks else ()
+        self._widths = get_nvec(properties.action_space) if properties.use_masks else ()
         # Vector environments use only the shapes and dtypes of these spaces.
         self.observation_space = gym.spaces.Box(0, 1, self._layout.shape, self._layout.dtype.type)
         self.action_space = gym.spaces.Box(0, 1, self._actions.shape, self._actions.dtype.type)
@@ -248,7 +249,7 @@ class CheckedEnv(gym.Env[Any, Any]):
                 return obs, mask | failure_info
             except self.error_types as error:
                 failure = self._make_error("reset", error)
-                if failure_info or not self._restarts or self.env is None:
+                if failure_info or not self._can_restart or self.env is None:
                     raise failure from error
             self.close()
             seed, failure_info = None, {"restarted": str(failure)}
@@ -260,7 +261,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             batch = self._actions.unflatten(np.asarray(action)[None])
             env_action = take_first(self._properties.action_space, batch)
             obs, reward, terminated, truncated, info = check_tuple(self.env.step(env_action), 5)
-            number = to_numeric(reward)
+            number = to_numbers(reward)
             if number is None or number.size != 1:
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
                 raise Invalid(f"{given}; expected one number")
@@ -276,12 +277,12 @@ class CheckedEnv(gym.Env[Any, Any]):
         except self.error_types as error:
             out_of_bounds = self._actions.describe_out_of_bounds(np.asarray(action)[None])
             failure = self._make_error("step", error, out_of_bounds)
-            if not self._restarts:
+            if not self._can_restart:
                 raise failure from error
         self.close()
         return self._last_obs, 0.0, False, True, {"restarted": str(failure)}
 
-    def get_episode_start(self) -> str | None:
+    def get_replay_start(self) -> str | None:
         """Return JSON text from which another environment can restore this episode.
 
         It has the last seed, and the current `get_state()` if that is JSON and there is a
@@ -301,11 +302,11 @@ class CheckedEnv(gym.Env[Any, Any]):
         """Replay this environment's episode, and return its current observation and `info`.
 
         Args:
-            starts: results of `get_episode_start` of all environments.
+            starts: results of `get_replay_start` of all environments.
             actions: actions `[L, …]` of the current episodes of all environments.
         """
         # A restart would lead to another state.
-        restarts, self._restarts = self._restarts, False
+        can_restart, self._can_restart = self._can_restart, False
         start, remaining = json.loads(starts[self.env_index]), actions[self.env_index]
         obs, info = self.reset(seed=start["seed"])
         if "state" in start:
@@ -318,7 +319,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             obs, info = self.reset()
         for action in remaining:
             obs, *_, info = self.step(action)
-        self._restarts = restarts
+        self._can_restart = can_restart
         return obs, info
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.native import load_graphics_libraries, load_qt
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.protocol import RestoreMethod
-from phasicrl.spaces import as_float32, check_spaces
+from phasicrl.spaces import check_spaces, to_float32_space
 from phasicrl.system.machine import num_cores
 
 PROCGEN = "envpool.procgen"
@@ -98,17 +98,17 @@ class EnvPoolEnv(NumpyVectorEnv):
         """
         family, num_envs = get_family_by_task()[task_id], local.num_envs
         self._is_procgen = family == PROCGEN
-        self.exact_state: RestoreMethod = "replay" if _is_replayable(family, options) else "none"
+        self.restore_method: RestoreMethod = "replay" if _is_replayable(family, options) else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
         spaces = get_task_spaces(task_id, options)
         check_spaces(name, *spaces)
         # Synchronizing a second thread takes longer than a step of these.
         is_fast = family in ("envpool.classic_control", "envpool.toy_text")
         num_threads = min(threads or (1 if is_fast else num_cores()), num_envs)
-        sizes: dict[str, Any] = {"num_envs": num_envs, "num_threads": num_threads}
+        kwargs: dict[str, Any] = {"num_envs": num_envs, "num_threads": num_threads}
         envpool = import_envpool(procgen=self._is_procgen)
         before = os.listdir(_THREAD_DIR)
-        self._pool: Any = envpool.make_gymnasium(task_id, seed=local.seeds(), **sizes, **options)
+        self._pool: Any = envpool.make_gymnasium(task_id, seed=local.seeds(), **kwargs, **options)
         # A single thread of the pool computes only while this one waits, and starts fastest on the
         # same core: waking another core takes longer than a fast step (docs/performance.md).
         new = {*os.listdir(_THREAD_DIR)} - {*before} if num_threads == 1 else ()
@@ -144,22 +144,22 @@ class EnvPoolEnv(NumpyVectorEnv):
             extras = {"level_seed": info["level_seed"], "level_complete": complete}
         if done.any():
             final_obs, obs = obs, obs.copy()
-            self._reset_envs(obs, done)
+            self._reset_into(obs, done)
         return NumpyStep(obs, reward, terminated, truncated, final_obs, info=extras)
 
-    def _reset_envs(self, obs: np.ndarray, ended: np.ndarray) -> None:
+    def _reset_into(self, obs: np.ndarray, ended: np.ndarray) -> None:
         """Reset the environments that `ended` `[B]`, and write their observations into `obs`."""
         obs[ended] = self._pack_and_check(self._reset_pool(ended), "reset", np.flatnonzero(ended))
         self._num_resets[ended] += 1
 
-    def _get_episode_starts(self) -> list[int]:
+    def _get_replay_starts(self) -> list[int]:
         # In families with replay, only resets advance the random generator.
         return self._num_resets.tolist()
 
     def _replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, None]:
         obs, _ = self._reset()
         while (behind := self._num_resets < np.array(starts)).any():
-            self._reset_envs(obs, behind)
+            self._reset_into(obs, behind)
         dtype = self._pool.spec._action_spec[-1][0]
         lengths = np.array([len(taken) for taken in actions])
         for t in range(lengths.max()):
@@ -260,7 +260,8 @@ def get_task_spaces(
         spec = make_spec(task_id, options)
         if (players := spec.config.max_num_players) != 1:
             raise ValueError(f"env.id is envpool:{task_id}, for {players} players; expected one")
-        space, actions = as_float32(spec.gymnasium_observation_space), spec.gymnasium_action_space
+        space = to_float32_space(spec.gymnasium_observation_space)
+        actions = spec.gymnasium_action_space
     if isinstance(actions, gym.spaces.Box) and np.dtype(actions.dtype).kind in "iu":
         low, high = actions.low.astype(np.int64), actions.high.astype(np.int64)
         actions = gym.spaces.MultiDiscrete(high - low + 1, start=low)
@@ -289,8 +290,8 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    modes = list_distributions(game, get_family_by_task())
-    task_id = _get_task_id(game, config.distribution)
+    modes = list_game_modes(game, get_family_by_task())
+    task_id = _get_procgen_id(game, config.distribution)
     if config.distribution not in modes:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
         raise ValueError(f"{given}; expected one of {', '.join(modes)}")
@@ -302,10 +303,10 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
 
 
-def list_distributions(game: str, task_ids: Container[str]) -> list[str]:
+def list_game_modes(game: str, task_ids: Container[str]) -> list[str]:
     """Return the Procgen distributions (`easy`, `hard`, …) that EnvPool has for a game."""
-    return [mode for mode in get_args(ProcgenDistribution) if _get_task_id(game, mode) in task_ids]
+    return [x for x in get_args(ProcgenDistribution) if _get_procgen_id(game, x) in task_ids]
 
 
-def _get_task_id(game: str, distribution: str) -> str:
+def _get_procgen_id(game: str, distribution: str) -> str:
     return f"{game.capitalize()}{distribution.capitalize()}-v0"

@@ -40,7 +40,7 @@ class GymnasiumEnv(NumpyVectorEnv):
     class handles plain arrays for all spaces.
     """
 
-    exact_state: RestoreMethod = "replay"
+    restore_method: RestoreMethod = "replay"
     remedy = REMEDY
 
     def __init__(self, make_env: MakeEnv, name: str, config: EnvConfig, local: EnvSlice) -> None:
@@ -65,7 +65,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         guard = functools.partial(CheckedEnv, make_env, name, self._max_restarts > 0, properties)
         makers: Any = [functools.partial(guard, index) for index in range(local.num_envs)]
         if config.vectorization == "async":  # the processes have separate deadlines
-            self.step_seconds = self.reset_seconds = math.inf
+            self.step_timeout = self.reset_timeout = math.inf
             self._make_vector: Callable[[], Any] = functools.partial(ProcessVectorEnv, makers, name)
         else:
             self._make_vector = functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")
@@ -80,7 +80,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         if self._seeds and isinstance(self._vector, ProcessVectorEnv):
             self._warn_if_unseeded(obs)
         self._seeds = None  # seeds are for the first reset only
-        self._count_failures(info)
+        self._count_and_flag_failures(info)
         made = {id(guard.env.unwrapped) for guard in getattr(self._vector, "envs", ())}
         if 0 < len(made) < self.num_envs:
             given = f"{self.name}: make_env() returned the same environment twice"
@@ -94,17 +94,17 @@ class GymnasiumEnv(NumpyVectorEnv):
         """
         if len(np.unique(obs.reshape(self.num_envs, -1), axis=0)) == self.num_envs:
             return
-        pairs: list[Any] = []  # observations that are equal if they follow the seed
+        obs_pairs: list[Any] = []  # observations that are equal if they follow the seed
         with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
             # In a process, because an environment may end its own.
             probe = ProcessVectorEnv([self._make_first], self.name)
             stack.enter_context(contextlib.closing(probe))
-            pairs += [(probe.reset(seed=[0])[0], probe.reset(seed=[0])[0]) for _ in range(3)]
+            obs_pairs += [(probe.reset(seed=[0])[0], probe.reset(seed=[0])[0]) for _ in range(3)]
             space = self._vector.single_action_space
             action = np.zeros((1, *space.shape), space.dtype)
             steps = [(probe.reset(seed=[0]), probe.step(action)[:2])[1] for _ in range(2)]
-            pairs += zip(*steps, strict=True)
-        if any(not np.array_equal(*pair) for pair in pairs):
+            obs_pairs += zip(*steps, strict=True)
+        if any(not np.array_equal(*pair) for pair in obs_pairs):
             text = f"{self.name}: environments in different processes start equally, and do not"
             text += " follow their seeds. Draw from self.np_random, which reset(seed) seeds"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -123,12 +123,12 @@ class GymnasiumEnv(NumpyVectorEnv):
             self._check_obs_values(obs, "step")
         except EnvError as error:
             return self._restart_all(error)
-        restarts = self._count_failures(info)
-        return NumpyStep(obs, reward, terminated, truncated, final_obs, info.get(MASK), restarts)
+        failures = self._count_and_flag_failures(info)
+        return NumpyStep(obs, reward, terminated, truncated, final_obs, info.get(MASK), failures)
 
-    def _get_episode_starts(self) -> list[Any]:
+    def _get_replay_starts(self) -> list[Any]:
         with contextlib.suppress(ProcessLostError):  # the next step raises it again
-            return list(self._vector.call("get_episode_start"))
+            return list(self._vector.call("get_replay_start"))
         return [None] * self.num_envs
 
     def _replay(self, starts: list[Any], actions: list[np.ndarray]) -> ObsAndMask:
@@ -159,7 +159,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         info = {"restarts": np.full(self.num_envs, num_restarts), "cut": cut}
         return NumpyStep(obs, np.zeros(self.num_envs, np.float32), ~cut, cut, last_obs, mask, info)
 
-    def _count_failures(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
+    def _count_and_flag_failures(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
         """Count the failures of each environment in a step, and flag those that cut its episode.
 
         Both are `[B]`; empty if `env.max_restarts` is 0.

@@ -7,10 +7,10 @@ from typing import Any
 from gymnasium.spaces import Box
 
 from phasicrl.envs.bridge import EnvSlice
-from phasicrl.envs.jax import JaxSimulator, import_with_jax
+from phasicrl.envs.jax import JaxSimulator, import_without_jax_preallocation
 from phasicrl.envs.options import convert_options
 
-gymnax = import_with_jax("gymnax")
+gymnax = import_without_jax_preallocation("gymnax")
 
 
 def list_names() -> list[str]:
@@ -18,7 +18,7 @@ def list_names() -> list[str]:
     return list(gymnax.registered_envs)
 
 
-def make(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSimulator:
+def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSimulator:
     """Make environments of gymnax.
 
     Args:

@@ -16,7 +16,7 @@ from phasicrl.envs.checks import MASK
 jax: Any = importlib.import_module("jax")
 
 
-def import_with_jax(name: str) -> Any:
+def import_without_jax_preallocation(name: str) -> Any:
     """Import a package that uses JAX, after JAX was started without reserving a GPU's memory.
 
     Otherwise JAX takes three quarters of that memory, which the networks need. If JAX has started
@@ -84,7 +84,7 @@ class JaxSimulator:
         key = self._carry[0] if seed is None else jax.random.PRNGKey(seed)
         # "Committed" to its device, as the results of a step are: else it would be compiled again.
         self._carry, obs, mask = self._jit_reset(jax.device_put(key, self._jax_device))
-        return self._to_torch(obs), self._make_info(mask)
+        return self._to_torch(obs), self._make_mask_info(mask)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
@@ -92,7 +92,7 @@ class JaxSimulator:
         given = action.numpy() if self._on_cpu else jax.dlpack.from_dlpack(action)
         self._carry, obs, mask, *others = self._jit_step(self._carry, given)
         final_obs, reward, terminated, truncated = map(self._to_torch, others)
-        info = {"final_obs": final_obs} | self._make_info(mask)
+        info = {"final_obs": final_obs} | self._make_mask_info(mask)
         return self._to_torch(obs), reward, terminated, truncated, info
 
     def get_state(self) -> dict[str, Tensor]:
@@ -111,5 +111,5 @@ class JaxSimulator:
             return torch.from_numpy(np.array(array))
         return torch.from_dlpack(array)
 
-    def _make_info(self, mask: Any) -> dict[str, Tensor]:
+    def _make_mask_info(self, mask: Any) -> dict[str, Tensor]:
         return {} if mask is None else {MASK: self._to_torch(mask)}

@@ -21,7 +21,7 @@ from phasicrl.envs.gymnasium import GymnasiumEnv, convert_make_options
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
-from phasicrl.envs.watchdog import RESET_SECONDS, EnvWatchdog
+from phasicrl.envs.watchdog import RESET_TIMEOUT, EnvWatchdog
 from phasicrl.envs.wrappers import PartialObservation
 
 Backend = Literal["procgen", "envpool", "gymnasium", "mjlab", "gymnax", "pgx"]
@@ -34,7 +34,7 @@ def make_envs(
     *,
     seed: int,
     num_envs: int | None = None,
-    first_env: int = 0,
+    first_index: int = 0,
     make_env: MakeEnv | None = None,
     make_vector_env: MakeVectorEnv | None = None,
     whole_games: bool = False,
@@ -45,7 +45,7 @@ def make_envs(
         config: options of the environments.
         seed: seed from which the environments' seeds are derived.
         num_envs: number of environments; None for `config.num_envs`.
-        first_env: index of the first environment among those of all ranks.
+        first_index: index of the first environment among those of all ranks.
         make_env: function that makes a custom environment (Gymnasium's `Env`), whose name is then
             `config.id`.
         make_vector_env: function of a number of environments that makes a custom vector
@@ -59,9 +59,9 @@ def make_envs(
     """
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
-    local = EnvSlice(config.num_envs if num_envs is None else num_envs, seed, first_env)
+    local = EnvSlice(config.num_envs if num_envs is None else num_envs, seed, first_index)
     with closing(EnvWatchdog(config.id)) as watchdog:
-        watchdog.current_call = "its start", 2 * RESET_SECONDS
+        watchdog.current_call = "its start", 2 * RESET_TIMEOUT
         if make_vector_env is not None:
             envs = make_custom_envs(make_vector_env, config, local)
         elif make_env is not None:
@@ -69,7 +69,7 @@ def make_envs(
         else:
             backend, name = resolve_env_id(config.id)
             if backend in SIMULATOR_BACKENDS:
-                envs = _make_simulator(backend, name, config, local)
+                envs = _make_sim_envs(backend, name, config, local)
             elif backend == "gymnasium":
                 envs = GymnasiumEnv(get_gym_maker(name, config), f"gymnasium:{name}", config, local)
             else:
@@ -98,10 +98,10 @@ def _make_pool(backend: str, name: str, config: EnvConfig, local: EnvSlice) -> N
         raise ValueError(f"{given}; expected {rule}") from error
 
 
-def _make_simulator(backend: str, name: str, config: EnvConfig, local: EnvSlice) -> TensorVectorEnv:
+def _make_sim_envs(backend: str, name: str, config: EnvConfig, local: EnvSlice) -> TensorVectorEnv:
     with use_torch_seed(local):
         try:
-            simulator = _import_backend(backend).make(name, dict(config.options), local)
+            simulator = _import_backend(backend).make_simulator(name, dict(config.options), local)
         except OSError as error:  # of a download, or of its files
             raise EnvError(f"{config.id} cannot be made: {error!r}") from error
     return TensorVectorEnv(config.id, simulator, config, local)
@@ -156,15 +156,15 @@ def resolve_env_id(env_id: str) -> tuple[Backend, str]:
         envpool.import_envpool()  # raises if it is not installed
     if prefix == "gymnasium" and {bare, name} & gym.registry.keys():  # EnvPool is not imported
         return "gymnasium", name
-    names: dict[Any, Collection[str]] = _list_names_by_backend(prefix)
-    for backend, known in names.items():
+    by_backend: dict[Any, Collection[str]] = _list_names_by_backend(prefix)
+    for backend, known in by_backend.items():
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
-    ids = {each: f"{key}:{each}" for key in (*names, prefix) for each in names.get(key, ())}
+    ids = {x: f"{key}:{x}" for key in (*by_backend, prefix) for x in by_backend.get(key, ())}
     has_backend = prefix and not module  # the name may be one of another back end
     hint = format_hint(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
-    has_envpool = "envpool" in names or prefix in SIMULATOR_BACKENDS
+    has_envpool = "envpool" in by_backend or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{hint}; expected an id behind procgen:, "
@@ -183,12 +183,12 @@ def _list_names_by_backend(prefix: str) -> dict[Backend, Collection[str]]:
     """
     if prefix in SIMULATOR_BACKENDS:
         return {prefix: _import_backend(prefix).list_names()}
-    names: dict[Backend, Collection[str]] = {"procgen": envpool.PROCGEN_GAMES}
+    by_backend: dict[Backend, Collection[str]] = {"procgen": envpool.PROCGEN_GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.get_family_by_task()
-        names["envpool"] = sorted(task for task in families if families[task] != envpool.PROCGEN)
-    names["gymnasium"] = sorted(gym.registry)
-    return names
+        by_backend["envpool"] = sorted(x for x in families if families[x] != envpool.PROCGEN)
+    by_backend["gymnasium"] = sorted(gym.registry)
+    return by_backend
 
 
 def get_time_limit(config: EnvConfig) -> int | None:
@@ -204,8 +204,8 @@ def get_time_limit(config: EnvConfig) -> int | None:
         options = envpool.convert_task_options(name, config.options)
         return envpool.make_spec(name, options).config.max_episode_steps
     maker = get_gym_maker(name, config)
-    limit: int = maker.keywords.get("max_episode_steps", maker.args[0].max_episode_steps or 0)
-    return limit if limit > 0 else None
+    max_steps: int = maker.keywords.get("max_episode_steps", maker.args[0].max_episode_steps or 0)
+    return max_steps if max_steps > 0 else None
 
 
 def list_envs(pattern: str = "*") -> list[str]:
@@ -215,6 +215,6 @@ def list_envs(pattern: str = "*") -> list[str]:
         pattern: Part of an id, with wildcards * and ?, in upper or lower case. One that begins with
             `mjlab:`, `gymnax:` or `pgx:` lists the environments of this back end.
     """
-    names = _list_names_by_backend(pattern.partition(":")[0])
-    ids = [f"{backend}:{name}" for backend in names for name in names[backend]]
+    by_backend = _list_names_by_backend(pattern.partition(":")[0])
+    ids = [f"{backend}:{name}" for backend in by_backend for name in by_backend[backend]]
     return [env_id for env_id in ids if fnmatch.fnmatchcase(env_id.lower(), f"*{pattern.lower()}*")]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.options import convert_options
-from phasicrl.envs.rsl_rl import make_space, make_unbounded
+from phasicrl.envs.rsl_rl import infer_space, make_unbounded
 
 warp.config.log_level = 30  # warnings only; set before the tasks are imported
 from mjlab.envs import ManagerBasedRlEnv  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -25,7 +25,7 @@ def list_names() -> list[str]:
     return registry.list_tasks()
 
 
-def make(name: str, options: dict[str, Any], local: EnvSlice) -> MjlabSimulator:
+def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> MjlabSimulator:
     """Make the environments of a task.
 
     Args:
@@ -58,7 +58,7 @@ class MjlabSimulator:
     def __init__(self, envs: Any) -> None:
         self._envs, self.close = envs, envs.close
         self.num_envs, self.device = envs.num_envs, envs.device
-        self.single_observation_space = make_space(envs.observation_space)
+        self.single_observation_space = infer_space(envs.observation_space)
         self.single_action_space = make_unbounded(*envs.single_action_space.shape)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:

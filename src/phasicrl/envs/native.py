@@ -37,8 +37,8 @@ GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {"libOpenGL.so.0": (), "libEGL
 `nm -D --undefined-only` lists the functions.
 """
 
-QT_REMEDIES = "pip install PyQt5-Qt5, apt install libqt5gui5, conda install -c conda-forge qt-main"
-GRAPHICS_REMEDIES = "apt install libegl1 libopengl0, conda install -c conda-forge libegl libopengl"
+QT_REMEDY = "pip install PyQt5-Qt5, apt install libqt5gui5, conda install -c conda-forge qt-main"
+GRAPHICS_REMEDY = "apt install libegl1 libopengl0, conda install -c conda-forge libegl libopengl"
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def load_qt() -> str:
         return "system"
     folder = find_qt_folder()
     if folder is None:
-        raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
+        raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDY}")
     load_qt_from_wheel(folder)
     return "wheel"
 
@@ -74,9 +74,9 @@ def load_qt_from_wheel(folder: Path, *, all_stand_ins: bool = False) -> None:
         # Otherwise Qt's event dispatcher would call g_main_context_new, and the process would end
         # with "symbol lookup error".
         os.environ["QT_NO_GLIB"] = "1"
-    _load_stand_ins(dict.fromkeys(absent, ()), QT_REMEDIES)
+    _load_stand_ins(dict.fromkeys(absent, ()), QT_REMEDY)
     for name in QT_LIBRARIES:
-        load_library_lazily(folder / name, QT_REMEDIES)
+        load_library_lazily(folder / name, QT_REMEDY)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def load_graphics_libraries() -> str:
     if not envpool_bundles_qt():
         return "not needed"
     absent = {name: calls for name, calls in GRAPHICS_LIBRARIES.items() if not _try_load(name)}
-    _load_stand_ins(absent, GRAPHICS_REMEDIES)
+    _load_stand_ins(absent, GRAPHICS_REMEDY)
     return "stand-ins" if absent else "system"
 
 
@@ -155,16 +155,16 @@ def _try_load(name: str) -> bool:
     return True
 
 
-def _load_stand_ins(libraries: Mapping[str, Sequence[str]], remedies: str) -> None:
+def _load_stand_ins(functions_by_library: Mapping[str, Sequence[str]], remedy: str) -> None:
     """Load stand-ins with these names and functions into this process."""
     with tempfile.TemporaryDirectory(prefix="phasicrl-libraries-") as scratch:
-        for name, functions in libraries.items():
+        for name, functions in functions_by_library.items():
             path = Path(scratch) / name
             path.write_bytes(build_stand_in(name, functions))
-            load_library_lazily(path, remedies)
+            load_library_lazily(path, remedy)
 
 
-def load_library_lazily(path: Path, remedies: str) -> None:
+def load_library_lazily(path: Path, remedy: str) -> None:
     """Load a library whose functions are resolved when they are called.
 
     `ctypes.CDLL` always adds RTLD_NOW, which fails with stand-ins.
@@ -175,4 +175,4 @@ def load_library_lazily(path: Path, remedies: str) -> None:
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype = ctypes.c_void_p
     if not dlopen(str(path).encode(), os.RTLD_LAZY):
-        raise ImportError(f"{path.name} cannot be loaded; {remedies}")
+        raise ImportError(f"{path.name} cannot be loaded; {remedy}")

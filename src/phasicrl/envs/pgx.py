@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from phasicrl.envs.bridge import EnvSlice
-from phasicrl.envs.jax import JaxSimulator, import_with_jax
+from phasicrl.envs.jax import JaxSimulator, import_without_jax_preallocation
 from phasicrl.envs.options import convert_options
 
-pgx = import_with_jax("pgx")
+pgx = import_without_jax_preallocation("pgx")
 
 
 def list_names() -> list[str]:
@@ -20,7 +20,7 @@ def list_names() -> list[str]:
     return list(pgx.available_envs())
 
 
-def make(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSimulator:
+def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSimulator:
     """Make games of pgx.
 
     Args:

@@ -18,10 +18,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.protocol import EnvError
-from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
+from phasicrl.envs.watchdog import RESET_TIMEOUT, STEP_TIMEOUT
 from phasicrl.system.signals import watch_parent
 
-CLOSE_SECONDS = 5
+CLOSE_TIMEOUT = 5
 """Maximum time for processes to end."""
 
 
@@ -42,7 +42,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             # A fork would copy locks that threads of PyTorch and EnvPool hold.
             super().__init__(calls, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
-            _kill(getattr(self, "processes", ()))
+            _kill_all(getattr(self, "processes", ()))
             remedy = "Put the code of your script under `if __name__ == '__main__':`, and use a"
             remedy += " make_env that can be pickled; or use env.vectorization sync"
             if "AF_UNIX" in str(error):
@@ -50,32 +50,32 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             text = f"{name}: processes did not start ({error!r}). {remedy}"
             raise ProcessLostError(text) from error
         # Must run before multiprocessing's clean-up, which sends SIGTERM and waits forever.
-        Finalize(self, _kill, (self.processes,), exitpriority=10)
+        Finalize(self, _kill_all, (self.processes,), exitpriority=10)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments; return first observations `[B, …]` and infos."""
-        return self._request(RESET_SECONDS, self.reset_wait, self.reset_async, seed, options)
+        return self._request(RESET_TIMEOUT, self.reset_wait, self.reset_async, seed, options)
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments; return the five results of Gymnasium's step."""
-        return self._request(STEP_SECONDS, self.step_wait, self.step_async, actions)
+        return self._request(STEP_TIMEOUT, self.step_wait, self.step_async, actions)
 
     def call(self, name: str, *args: Any, **_: Any) -> tuple[Any, ...]:
         """Call a method of every environment, and return the results in order."""
-        return self._request(RESET_SECONDS, self.call_wait, self.call_async, name, *args)
+        return self._request(RESET_TIMEOUT, self.call_wait, self.call_async, name, *args)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask all processes to close; kill those still alive after `CLOSE_SECONDS`.
+        """Ask all processes to close; kill those still alive after `CLOSE_TIMEOUT`.
 
         With `terminate`, kill them at once. `timeout` has no effect in either case.
         """
-        end = time.monotonic() + (0 if terminate else CLOSE_SECONDS)
+        end = time.monotonic() + (0 if terminate else CLOSE_TIMEOUT)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError, AttributeError):  # Gymnasium sets None after an error
                 pipe.send(("close", None))
         for process in self.processes:
             process.join(max(0, end - time.monotonic()))
-        _kill(self.processes)
+        _kill_all(self.processes)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         """Raise the error of a process unchanged; Gymnasium would warn and wrap it."""
@@ -83,26 +83,26 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             raise self.error_queue.get()[2]
 
     def _request(
-        self, seconds: int, receive: Callable[[], Any], send: Callable[..., Any], *args: Any
+        self, timeout: int, wait: Callable[[], Any], send_async: Callable[..., Any], *args: Any
     ) -> Any:
-        """Send a call to all processes, and wait `seconds` for the results.
+        """Send a call to all processes, and wait `timeout` seconds for the results.
 
         Raises:
             ProcessLostError: a process hangs or died; all of them were ended.
         """
         if self._error is not None:
             raise self._error
-        call = send.__name__.removesuffix("_async")
+        call = send_async.__name__.removesuffix("_async")
         try:
-            send(*args)
-            hung = find_hung_process(self.parent_pipes, seconds)
+            send_async(*args)
+            hung = find_hung_process(self.parent_pipes, timeout)
             if hung is None:
-                return receive()
-            text = f"environment {hung} has not finished {call}() within {seconds} s"
+                return wait()
+            text = f"environment {hung} has not finished {call}() within {timeout} s"
             text += "; it hangs, or the machine is overloaded"
         except (EOFError, OSError):
             ends = [process.sentinel for process in self.processes]
-            multiprocessing.connection.wait(ends, CLOSE_SECONDS)
+            multiprocessing.connection.wait(ends, CLOSE_TIMEOUT)
             codes = [(i, process.exitcode) for i, process in enumerate(self.processes)]
             index, code = next((pair for pair in codes if pair[1] is not None), codes[0])
             text = f"the process of environment {index} died in {call}() (exit code {code})"
@@ -125,17 +125,17 @@ def find_hung_process(pipes: Sequence[Any], seconds: int) -> int | None:
     return None
 
 
-def _kill(processes: Sequence[Any]) -> None:
+def _kill_all(processes: Sequence[Any]) -> None:
     for process in processes:
         if process.pid is not None:
             process.kill()
-            process.join(CLOSE_SECONDS)
+            process.join(CLOSE_TIMEOUT)
 
 
-def _make_env_in_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
-    """Make an environment in its process, or in the process `parent` for Gymnasium's spaces."""
+def _make_env_in_process(maker: MakeEnv, parent_pid: int) -> gym.Env[Any, Any]:
+    """Make an environment in its process, or in the process `parent_pid` for Gymnasium's spaces."""
     env: Any = maker()
-    if os.getpid() != parent:
+    if os.getpid() != parent_pid:
         # Signals to the process group (Ctrl-C, SLURM) are handled by the trainer, which saves.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -69,7 +69,7 @@ class VectorEnv(Protocol):
         action_mask: allowed actions `[B, A]` bool for the observations that `reset` or `step`
             returned last, at least one for each discrete component; a new tensor each time. None
             without masks, and before the first reset.
-        exact_state: method by which `state_dict` restores the environments exactly: `snapshot`,
+        restore_method: method by which `state_dict` restores the environments exactly: `snapshot`,
             `replay` of the episode, or `none`, with which a resumed run starts new episodes.
         has_final_obs: whether final observations of truncated episodes are known; else the last
             step of such an episode is not trained on.
@@ -82,7 +82,7 @@ class VectorEnv(Protocol):
     action_space: gym.Space[Any]
     mask_size: int
     action_mask: Tensor | None
-    exact_state: RestoreMethod
+    restore_method: RestoreMethod
     has_final_obs: bool
 
     def reset(self) -> Tensor:
@@ -96,7 +96,7 @@ class VectorEnv(Protocol):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly.
 
-        None if `exact_state` is `none`, and before the first reset.
+        None if `restore_method` is `none`, and before the first reset.
         """
         ...
 

@@ -29,7 +29,7 @@ class RslRlSimulator:
         obs = envs.get_observations()
         if not hasattr(obs, "items"):
             raise Invalid("returned a VecEnv of rsl_rl 1 or 2; expected groups in a TensorDict")
-        self.single_observation_space = make_space(obs)
+        self.single_observation_space = infer_space(obs)
         self.single_action_space = make_unbounded(envs.num_actions)
         self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
 
@@ -57,11 +57,11 @@ class RslRlSimulator:
         return dict(obs.items()), reward, done & ~truncated, truncated, extras
 
 
-def make_space(given: Any) -> Space[Any]:
+def infer_space(given: Any) -> Space[Any]:
     """Return one environment's space, from observations `[B, …]`, their space, or their groups."""
     groups = getattr(given, "spaces", given)
     if hasattr(groups, "items"):
-        return Dict([(name, make_space(part)) for name, part in groups.items()])
+        return Dict([(name, infer_space(part)) for name, part in groups.items()])
     is_image = given.dtype == torch.uint8 and len(given.shape) == 4
     return Box(0, 255, given.shape[1:], np.uint8) if is_image else make_unbounded(*given.shape[1:])
 

@@ -18,7 +18,7 @@ from phasicrl.envs.checks import (
     close_env,
     convert_errors,
     has_mask,
-    make_env_properties,
+    make_properties_from_spaces,
     refuse_late_mask,
     warn_of_extra_keys,
 )
@@ -26,8 +26,8 @@ from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
 from phasicrl.spaces import (
     ActionLayout,
     ObservationLayout,
-    count_choices,
     format_location,
+    get_nvec,
     get_part,
     get_start_and_count,
 )
@@ -96,11 +96,13 @@ class TensorVectorEnv:
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        self.exact_state: RestoreMethod = "snapshot" if hasattr(simulator, "get_state") else "none"
-        is_known = self.has_final_obs and self.exact_state == "snapshot"
+        self.restore_method: RestoreMethod = (
+            "snapshot" if hasattr(simulator, "get_state") else "none"
+        )
+        is_known = self.has_final_obs and self.restore_method == "snapshot"
         self.is_pure: bool = is_known and getattr(simulator, "is_pure", False)
         spaces = simulator.single_observation_space, simulator.single_action_space
-        self._properties = properties = make_env_properties(name, *spaces)
+        self._properties = properties = make_properties_from_spaces(name, *spaces)
         self.observation_space = properties.observation_space
         self.action_space = properties.action_space
         self._layout = ObservationLayout(self.observation_space)
@@ -111,14 +113,14 @@ class TensorVectorEnv:
             if get_start_and_count(x.space)[1].any()
         }
         self._actions = ActionLayout(self.action_space)
-        seed = local.seed + local.first_env
+        seed = local.seed + local.first_index
         # States of the global generators in the simulator's calls, by type of device.
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps = 0
         self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
-        self._widths = list(count_choices(self.action_space)) if config.action_masks else []
+        self._widths = list(get_nvec(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
         with self._isolate_call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
@@ -135,8 +137,8 @@ class TensorVectorEnv:
                 self._first_obs = *self._pack(obs), self._read_mask(obs, info)
         (obs, self._is_valid, self.action_mask), self._first_obs = self._first_obs, None
         self.obs = obs
-        checks = [self._is_valid, *self._check_mask(self.action_mask)]
-        self.check_numbers(torch.stack(checks), "reset()")
+        checks = [self._is_valid, *self._get_mask_validity(self.action_mask)]
+        self.raise_unless_valid(torch.stack(checks), "reset()")
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
@@ -154,7 +156,7 @@ class TensorVectorEnv:
             self.obs = step.obs
             self._is_valid = self._is_valid & is_valid
         if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
-            self.check_numbers(self._is_valid)
+            self.raise_unless_valid(self._is_valid)
         return step
 
     def _advance(self, action: Tensor) -> tuple[TimeStep, Tensor, Tensor | None]:
@@ -166,7 +168,7 @@ class TensorVectorEnv:
         result = self._simulator.step(self._actions.unflatten_tensor(action))
         given_obs, *given, info = check_tuple(result, 5)
         names = ("reward", "terminated", "truncated")
-        reward, *flags = (self._copy(x, (), name) for x, name in zip(given, names, strict=True))
+        reward, *flags = (self._check_and_copy(x, (), n) for x, n in zip(given, names, strict=True))
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack(given_obs), self._read_mask(given_obs, info)
@@ -199,7 +201,7 @@ class TensorVectorEnv:
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
-        checks += self._check_mask(mask)
+        checks += self._get_mask_validity(mask)
         # Where both flags are set, the episode ended by its rules.
         truncated = truncated & ~terminated
         step = TimeStep(
@@ -245,7 +247,7 @@ class TensorVectorEnv:
             masks = [] if mask is None else [mask]
             return step, is_valid, (step.obs, *masks, *self._simulator.get_state().values())
 
-    def check_numbers(self, is_valid: Tensor, call: str = "step()") -> None:
+    def raise_unless_valid(self, is_valid: Tensor, call: str = "step()") -> None:
         """Check that all numbers of the simulator are valid.
 
         Raises:
@@ -260,7 +262,7 @@ class TensorVectorEnv:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly; None without one."""
-        if self.obs is None or self.exact_state == "none":
+        if self.obs is None or self.restore_method == "none":
             return None
         current = {"obs": self.obs, "mask": self.action_mask}
         return {"simulator": self._simulator.get_state(), "random": self._rng_state} | current
@@ -301,14 +303,14 @@ class TensorVectorEnv:
                 self._rng_state["cuda"] = torch.cuda.get_rng_state(gpu)
 
     def _pack(
-        self, obs: Any, rows: Tensor | None = None, source: str = "obs"
+        self, obs: Any, rows: Tensor | None = None, obs_name: str = "obs"
     ) -> tuple[Tensor, Tensor]:
         """Copy observations `[B, …]` in their storage format; return whether `rows` are valid."""
         parts, checks = [], []
         for leaf in self._layout.leaves:
-            name = f"{source}{format_location(leaf.path)}"
+            name = f"{obs_name}{format_location(leaf.path)}"
             dtype = getattr(torch, leaf.dtype.name)
-            given = self._copy(get_part(obs, leaf.path), leaf.shape, name)
+            given = self._check_and_copy(get_part(obs, leaf.path), leaf.shape, name)
             part = given.to(dtype)
             valid = part.isfinite() if dtype.is_floating_point else part == given
             if leaf.path in self._ranges:
@@ -324,17 +326,17 @@ class TensorVectorEnv:
         parts = [part.reshape(self.num_envs, -1).view(torch.uint8) for part in parts]
         return torch.cat(parts, 1), is_valid
 
-    def _copy(self, values: Any, shape: tuple[int, ...], name: str) -> Tensor:
+    def _check_and_copy(self, value: Any, shape: tuple[int, ...], name: str) -> Tensor:
         """Return a copy of a tensor `[B, *shape]`, which the simulator may change later."""
         shape = (self.num_envs, *shape)
-        if not isinstance(values, Tensor) or values.shape != shape or values.is_complex():
-            given = f"of type {type(values).__name__}"
-            if isinstance(values, Tensor):
-                given = f"of shape {tuple(values.shape)}" + " and complex" * values.is_complex()
+        if not isinstance(value, Tensor) or value.shape != shape or value.is_complex():
+            given = f"of type {type(value).__name__}"
+            if isinstance(value, Tensor):
+                given = f"of shape {tuple(value.shape)}" + " and complex" * value.is_complex()
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
-        return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
+        return value.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
-    def _check_mask(self, mask: Tensor | None) -> list[Tensor]:
+    def _get_mask_validity(self, mask: Tensor | None) -> list[Tensor]:
         """Return whether masks allow something in each discrete component, 0-d."""
         choices = () if mask is None else mask.split(self._widths, 1)
         return [each.any(1).all() for each in choices]
@@ -342,7 +344,7 @@ class TensorVectorEnv:
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
         if self.mask_size:
-            return self._copy(mask, (self.mask_size,), MASK) > 0
+            return self._check_and_copy(mask, (self.mask_size,), MASK) > 0
         return refuse_late_mask(info) if self._widths else None
 
 
@@ -351,7 +353,7 @@ def use_torch_seed(local: EnvSlice) -> Iterator[None]:
     """Seed PyTorch's global generators until the end of the block, in which a simulator is made."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=gpus):
-        torch.manual_seed(local.seed + local.first_env)
+        torch.manual_seed(local.seed + local.first_index)
         yield
 
 

@@ -29,14 +29,14 @@ from phasicrl.envs.checks import (
     close_env,
     convert_errors,
     has_mask,
-    make_env_properties,
+    make_properties_from_spaces,
     refuse_late_mask,
     warn_of_extra_keys,
 )
 from phasicrl.envs.rsl_rl import RslRlSimulator
 from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.masks import find_fully_blocked
-from phasicrl.spaces import count_choices, get_part, map_leaves, to_array
+from phasicrl.spaces import get_nvec, get_part, map_leaves, to_array
 
 MakeVectorEnv = Callable[[int], Any]
 """Function that makes a vector environment of a number of environments.
@@ -80,7 +80,7 @@ class CustomVectorEnv(NumpyVectorEnv):
     remedy = "repair the vector environment"
 
     def __init__(self, vector: Any, config: EnvConfig, local: EnvSlice) -> None:
-        """Reset the vector environment with the seed `seed + first_env`.
+        """Reset the vector environment with the seed `seed + first_index`.
 
         Raises:
             ValueError: the spaces are not supported.
@@ -92,10 +92,10 @@ class CustomVectorEnv(NumpyVectorEnv):
             if mode is AutoresetMode.NEXT_STEP and getattr(vector, "shared_memory", True) is False:
                 raise Invalid("is NextStep without shared_memory; expected it, or SameStep")
         spaces = (getattr(vector, f"single_{x}_space", None) for x in ("observation", "action"))
-        properties = make_env_properties(name, *spaces)
-        self._widths = count_choices(properties.action_space) if config.action_masks else ()
+        properties = make_properties_from_spaces(name, *spaces)
+        self._widths = get_nvec(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
-            _, info = self._reset_result = self._reset_vector(seed=local.seed + local.first_env)
+            _, info = self._reset_result = self._reset_vector(seed=local.seed + local.first_index)
             source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
             base = getattr(vector, "unwrapped", vector)
             parts = [x.unwrapped for x in base.envs] if isinstance(base, SyncVectorEnv) else [base]

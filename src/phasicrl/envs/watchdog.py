@@ -9,7 +9,7 @@ import threading
 
 from phasicrl.envs.protocol import EnvError
 
-STEP_SECONDS, RESET_SECONDS = 60, 300
+STEP_TIMEOUT, RESET_TIMEOUT = 60, 300
 """Deadlines of a step, and of a reset, which may include making the environments."""
 
 

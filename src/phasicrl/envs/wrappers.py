@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep, VectorEnv
 from phasicrl.masks import find_fully_blocked
-from phasicrl.spaces import count_choices
+from phasicrl.spaces import get_nvec
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
 """Function of stored observations `[B, …]` and the environments' masks `[B, A]` or None.
@@ -28,7 +28,7 @@ class _VectorEnvWrapper:
         self._envs = envs
         self.name, self.num_envs, self.device = envs.name, envs.num_envs, envs.device
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
-        self.exact_state: RestoreMethod = envs.exact_state
+        self.restore_method: RestoreMethod = envs.restore_method
         self.mask_size, self.has_final_obs = envs.mask_size, envs.has_final_obs
         self.action_mask: Tensor | None = None
         self.state_dict, self.close = envs.state_dict, envs.close
@@ -92,22 +92,22 @@ class HeuristicMask(_VectorEnvWrapper):
     action_mask: Tensor | None
 
     def __init__(
-        self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0
+        self, envs: VectorEnv, function: MaskFunction, *, mask_steps: int, env_steps: int = 0
     ) -> None:
         """Mask the actions of environments in their first steps.
 
         Args:
             envs: environments to wrap.
             function: heuristic; an action is allowed if the environment's mask allows it, too.
-            num_steps: number of steps with the heuristic, summed over the environments.
+            mask_steps: number of steps with the heuristic, summed over the environments.
             env_steps: number of steps before, in a resumed run.
 
         Raises:
             ValueError: the action space has no discrete component.
         """
         super().__init__(envs)
-        self._function, self.num_steps, self.env_steps = function, num_steps, env_steps
-        self._widths = count_choices(envs.action_space)
+        self._function, self.mask_steps, self.env_steps = function, mask_steps, env_steps
+        self._widths = get_nvec(envs.action_space)
         if not self._widths:
             text = f"{envs.name}: mask_actions is given, and actions are {envs.action_space}"
             raise ValueError(f"{text}; expected a discrete component")
@@ -126,7 +126,7 @@ class HeuristicMask(_VectorEnvWrapper):
             EnvError: a mask allows nothing in a component.
         """
         given_mask, shape = self._envs.action_mask, (self.num_envs, self.mask_size)
-        if self.env_steps >= self.num_steps:
+        if self.env_steps >= self.mask_steps:
             allowed = torch.ones(shape, dtype=torch.bool, device=self.device)
             self.action_mask = allowed if given_mask is None else given_mask
             return obs

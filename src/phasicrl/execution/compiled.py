@@ -59,7 +59,7 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return call_in_new_graph_step
 
 
-class _Caller(nn.Module):
+class _FunctionWithModule(nn.Module):
     """Module whose forward calls a function that uses another module."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -71,12 +71,12 @@ class _Caller(nn.Module):
         return function()
 
 
-def call_with_tensors(
+def call_with_replacements(
     module: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Any]
 ) -> Any:
     """Call a function with the module's parameters and buffers replaced by tensors, by name."""
     named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-    return functional_call(_Caller(module), named, (function,))
+    return functional_call(_FunctionWithModule(module), named, (function,))
 
 
 def compile_inference(
@@ -92,7 +92,7 @@ def compile_inference(
 
     def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
-        return call_with_tensors(module, replaced, lambda: function(*inputs[len(weights) :]))
+        return call_with_replacements(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
         compiled = compile_for_shapes(call_with_weights, [*weights, *(x.clone() for x in inputs)])

@@ -19,14 +19,14 @@ _TRAINING_LOCK = threading.RLock()
 """Lock of the thread that trains: all threads share PyTorch's settings."""
 
 
-def find_device(device: str, is_worthwhile: bool) -> str:
+def resolve_device(device: str, prefers_gpu: bool) -> str:
     """Return the device's name with its index; `auto` is a GPU if there is a worthwhile one.
 
     Raises:
         ValueError: the device does not exist here.
     """
     if device == "auto":
-        device = "cuda" if is_worthwhile and torch.cuda.is_available() else "cpu"
+        device = "cuda" if prefers_gpu and torch.cuda.is_available() else "cpu"
     try:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError) as error:

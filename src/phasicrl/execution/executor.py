@@ -16,7 +16,7 @@ from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.execution.compiled import TensorFunction, compile_for_gpu, compile_inference
 from phasicrl.execution.plan import Phase, Plan
 from phasicrl.execution.step import CompiledUpdate, Loss, StepMetrics, StepSettings, clip_and_step_
-from phasicrl.execution.turn_lock import TurnLock
+from phasicrl.execution.turn_lock import CpuTurnLock
 from phasicrl.rollout import Minibatch, Samples
 
 S = TypeVar("S", bound=Samples)
@@ -27,7 +27,7 @@ class Executor:
 
     Attributes:
         device: device of the tensors.
-        take_turn: function that returns a context in which the run may use all its cores.
+        take_cpu_turn: function that returns a context in which the run may use all its cores.
 
     Args:
         plan: device, threads, precision, micro-batches.
@@ -41,7 +41,7 @@ class Executor:
     ) -> None:  # fmt: skip
         self.plan, self.world, self.log = plan, world, log
         self.device = torch.device(plan.device)
-        self.take_turn = TurnLock().take_turn if plan.take_turns else nullcontext
+        self.take_cpu_turn = CpuTurnLock().take_cpu_turn if plan.take_turns else nullcontext
         self._compiled_steps: dict[Hashable, CompiledUpdate | None] = {}
         self._compiled_calls: dict[Hashable, TensorFunction | None] = {}
 
@@ -82,7 +82,7 @@ class Executor:
                 part = segments.take(slice(start, start + size))
                 part = part if part.has_memory else part.as_transitions()
                 for piece, _ in self.micro_batches(part, phase=phase):
-                    with self.take_turn():
+                    with self.take_cpu_turn():
                         results.append(function(piece))
             output = torch.cat(results)
         return output.reshape(-1, num_steps, *output.shape[2:])
@@ -104,7 +104,7 @@ class Executor:
             if key not in self._compiled_calls:
                 self._compiled_calls[key] = self._try_compile(function, module, inputs)
             call = self._compiled_calls[key]
-        with self.take_turn():
+        with self.take_cpu_turn():
             return function(*inputs) if call is None else call(*inputs)
 
     def _try_compile(
@@ -191,8 +191,8 @@ class EagerStep:
         with executor.explain_oom("a gradient step", self._remedy):
             settings.optimizer.zero_grad(set_to_none=True)
             # Accumulate the gradients of the micro-batches, then clip them and step.
-            for piece, share in executor.micro_batches(minibatch.select(), phase=settings.phase):
-                with executor.take_turn():
+            for piece, share in executor.micro_batches(minibatch.gather(), phase=settings.phase):
+                with executor.take_cpu_turn():
                     value, terms = self._loss(piece, *coefficients)
                     (value * share).backward()
                 rows.append(torch.stack([term.detach() for term in terms.values()]) * share)
@@ -206,23 +206,23 @@ class CompiledStep(EagerStep):
     The executor caches compiled steps by what they depend on; None: use the eager step.
     """
 
-    _last: tuple[Samples, CompiledUpdate | None] | None = None
+    _last_compiled: tuple[Samples, CompiledUpdate | None] | None = None
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
         """Make a gradient step on a minibatch, and return its metrics."""
         source, updates = minibatch.source, self.executor._compiled_steps
         # All minibatches of an epoch have one source.
-        if self._last is None or self._last[0] is not source:
+        if self._last_compiled is None or self._last_compiled[0] is not source:
             layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in source.tensors().values())
-            size = (len(minibatch.index), minibatch.split, len(source))
+            size = (len(minibatch.index), minibatch.is_split, len(source))
             settings = self.settings
             key = (self.loss, id(settings.optimizer), settings.max_grad_norm, *size, layout)
             if key not in updates:
                 updates[key] = self._compile_and_compare(minibatch, coefficients)
-            self._last = source, updates[key]
-        if (update := self._last[1]) is None:
+            self._last_compiled = source, updates[key]
+        if (update := self._last_compiled[1]) is None:
             return super().__call__(minibatch, *coefficients)
-        with self.executor.take_turn():
+        with self.executor.take_cpu_turn():
             return update.names, update(minibatch, coefficients), minibatch.num_steps
 
     def _compile_and_compare(
@@ -245,7 +245,7 @@ class CompiledStep(EagerStep):
         _restore_(state, before)
         actual = update(minibatch, coefficients)
         # Difference of parameters, first and second moments, as a share of the eager step.
-        difference = max(_distance(x, y) / max(_distance(x, z), 1e-12)
+        difference = max(_euclidean_distance(x, y) / max(_euclidean_distance(x, z), 1e-12)
                          for x, y, z in zip(eager[:3], state, before, strict=False))  # fmt: skip
         _restore_(state, before)
         is_close = torch.allclose(actual, expected, rtol=1e-2, atol=1e-4) and difference < 0.05
@@ -267,7 +267,7 @@ def _restore_(state: Sequence[Sequence[Tensor]], saved: Sequence[Sequence[Tensor
 
 
 @torch.no_grad()
-def _distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+def _euclidean_distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the Euclidean distance of two lists of tensors."""
     return math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(left, right, strict=True)))
 

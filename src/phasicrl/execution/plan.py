@@ -15,7 +15,7 @@ MIN_COMPILE_STEPS = 15_000
 """Minimum gradient steps for compiling, which takes 10 s and saves 0.7 ms a step; on a GPU 30 s."""
 MIN_THREAD_SAMPLES = 1024
 """Minimum samples in a minibatch of vectors for several threads, or for a GPU."""
-MICRO_BATCH: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
+CPU_MICRO_BATCH_SIZES: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
 """Images in a micro-batch on a CPU (docs/performance.md)."""
 
 
@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         device: `cpu`, `cuda:0`.
         num_threads: PyTorch threads on a CPU.
-        take_turns: whether runs on the same cores compute alternately, see `TurnLock`.
+        take_turns: whether runs on the same cores compute alternately, see `CpuTurnLock`.
         precision: precision of the encoders, by phase.
         micro_batch: images in a micro-batch, by phase; None for whole minibatches.
         compiled: whether acting, steps of pure simulators, and gradient steps without micro-batches
@@ -84,7 +84,7 @@ def make_plan(
             return None
         if compute.micro_batch != "auto":
             return compute.micro_batch
-        return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
+        return None if compiled or on_gpu else CPU_MICRO_BATCH_SIZES[precision[phase]]
 
     usual_threads = num_cores if has_large_minibatches(config, has_images) else 1
     num_threads = compute.num_threads or usual_threads

@@ -49,7 +49,7 @@ class StepSettings:
 
     Attributes:
         phase: phase of the step, and of its gradient norm in the metrics.
-        networks: parameters by network, which are clipped separately.
+        params_by_network: parameters by network, which are clipped separately.
         optimizer: optimizer of the parameters.
         max_grad_norm: maximum gradient norm; None clips nothing.
         average_gradients: function that replaces gradients by their means over all processes, in
@@ -57,7 +57,7 @@ class StepSettings:
     """
 
     phase: Phase
-    networks: Sequence[Sequence[nn.Parameter]]
+    params_by_network: Sequence[Sequence[nn.Parameter]]
     optimizer: Adam
     max_grad_norm: float | None
     average_gradients: Callable[[Sequence[Tensor]], None] | None = None
@@ -74,7 +74,7 @@ def clip_and_step_(settings: StepSettings) -> Tensor:
     Parameters without gradient are unchanged. Gradients that are not finite make no step, and are
     reported by the phase, because a check here would wait for a GPU.
     """
-    trained = [[p for p in network if p.grad is not None] for network in settings.networks]
+    trained = [[p for p in network if p.grad is not None] for network in settings.params_by_network]
     gradients = [[p.grad for p in network if p.grad is not None] for network in trained]
     if settings.average_gradients is not None:
         settings.average_gradients(list(chain(*gradients)))
@@ -90,7 +90,7 @@ class _Inputs(NamedTuple):
     parameters: list[Tensor]
     moments: optimize.AdamState
     rates: list[Tensor]
-    rest: list[Tensor]
+    untrained: list[Tensor]
     coefficients: list[Tensor]
     index: Tensor
     source: list[Tensor]
@@ -122,7 +122,7 @@ class CompiledUpdate:
     ) -> None:  # fmt: skip
         self._loss, self._settings, self._example = loss, settings, minibatch
         named = dict(loss.agent.named_parameters())
-        value, _ = loss(minibatch.select(), *coefficients)
+        value, _ = loss(minibatch.gather(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), gradients, strict=True)
         trained = dict(item for item, gradient in pairs if gradient is not None)
@@ -130,8 +130,8 @@ class CompiledUpdate:
         moments = optimize.get_adam_state(settings.optimizer, parameters)
         self.state = (parameters, *moments)
         tensors = chain(named.items(), loss.agent.named_buffers())
-        rest = {name: tensor for name, tensor in tensors if name not in trained}
-        self._names = [*trained, *rest]
+        untrained = {name: tensor for name, tensor in tensors if name not in trained}
+        self._names = [*trained, *untrained]
         self._groups = settings.optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), device=value.device)
                        for group in self._groups]  # fmt: skip
@@ -141,12 +141,12 @@ class CompiledUpdate:
             return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
         self._members = [sorted(find_trained_indices(group["params"])) for group in self._groups]
-        self._networks = [find_trained_indices(network) for network in settings.networks]
+        self._indices_by_network = [find_trained_indices(x) for x in settings.params_by_network]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
         example = _Inputs(
-            parameters, moments, self._rates, list(rest.values()), list(coefficients),
+            parameters, moments, self._rates, list(untrained.values()), list(coefficients),
             minibatch.index.clone(), source,
         )  # fmt: skip
         self._fixed = pytree.tree_leaves(example[:4])
@@ -167,18 +167,18 @@ class CompiledUpdate:
         # The KL divergence begins at zero, where its gradient would be the rounding of tanh.
         make = partial(compiled.compile_for_shapes, fast_tanh=self._settings.phase != "aux")
 
-        def to_inputs(tensors: Sequence[Tensor]) -> _Inputs:
+        def unflatten(tensors: Sequence[Tensor]) -> _Inputs:
             return pytree.tree_unflatten(list(tensors[: len(flat)]), spec)
 
         def compute_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
-            return self._compute_gradients(to_inputs(tensors))
+            return self._compute_gradients(unflatten(tensors))
 
-        def run_update(*tensors: Tensor) -> Tensor:
-            return self._clip_and_step(to_inputs(tensors), list(tensors[len(flat) :])).reshape(1)
+        def apply_gradients(*tensors: Tensor) -> Tensor:
+            return self._clip_and_step(unflatten(tensors), list(tensors[len(flat) :])).reshape(1)
 
         def run_step(*tensors: Tensor) -> Tensor:
             *gradients, terms = compute_gradients(*tensors)
-            return torch.cat([terms, run_update(*tensors, *gradients)])
+            return torch.cat([terms, apply_gradients(*tensors, *gradients)])
 
         # Pieces of equal size, a power of two in number, whose activations fit into the caches.
         most = max(self._example.num_steps // _PIECE_STEPS, 1)
@@ -193,27 +193,27 @@ class CompiledUpdate:
             return [[*tensors[:place], piece, *tensors[place + 1 :]] for piece in pieces]
 
         first = make(compute_gradients, split_minibatch(flat)[0])
-        second = make(run_update, [*flat, *map(torch.zeros_like, example.parameters)])
+        second = make(apply_gradients, [*flat, *map(torch.zeros_like, example.parameters)])
 
-        def run_step_in_parts(tensors: list[Tensor]) -> Tensor:
+        def run_accumulated_step(tensors: list[Tensor]) -> Tensor:
             results = [first(*piece) for piece in split_minibatch(tensors)]
             *gradients, terms = (torch.stack(x).mean(0) for x in zip(*results, strict=True))
             if mean is not None:
                 mean(gradients)
             return torch.cat([terms, second(*tensors, *gradients)])
 
-        return run_step_in_parts
+        return run_accumulated_step
 
     def _compute_gradients(self, inputs: _Inputs) -> tuple[Tensor, ...]:
         """Return the gradient of each parameter, and behind them the terms of the loss, `[n]`."""
         base = self._example
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
-        batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.split)
+        batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.is_split)
         with torch.enable_grad():
             leaves = [parameter.detach().requires_grad_() for parameter in inputs.parameters]
-            tensors = dict(zip(self._names, [*leaves, *inputs.rest], strict=True))
-            value, terms = compiled.call_with_tensors(
-                self._loss.agent, tensors, lambda: self._loss(batch.select(), *inputs.coefficients)
+            tensors = dict(zip(self._names, [*leaves, *inputs.untrained], strict=True))
+            value, terms = compiled.call_with_replacements(
+                self._loss.agent, tensors, lambda: self._loss(batch.gather(), *inputs.coefficients)
             )
             gradients = torch.autograd.grad(value, leaves)
         self.names = (*terms, self._settings.grad_norm_name)
@@ -221,10 +221,10 @@ class CompiledUpdate:
 
     def _clip_and_step(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip the gradients, step, and return the norm before clipping, 0-d."""
-        groups = [[gradients[i] for i in members] for members in self._networks]
+        groups = [[gradients[i] for i in members] for members in self._indices_by_network]
         # Parameter by parameter: faster in compiled code than kernels for many tensors.
         scaled, norm = optimize.clip_gradients(groups, self._settings.max_grad_norm, foreach=False)
-        for i, gradient in zip(chain(*self._networks), chain(*scaled), strict=True):
+        for i, gradient in zip(chain(*self._indices_by_network), chain(*scaled), strict=True):
             gradients[i] = gradient
         for rate, group, members in zip(inputs.rates, self._groups, self._members, strict=True):
             lists = (inputs.parameters, gradients, *inputs.moments)

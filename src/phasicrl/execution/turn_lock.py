@@ -21,7 +21,7 @@ TIMEOUT_SECONDS, BACKOFF_SECONDS = 2.0, 30.0
 """Maximum wait for the lock, and time without locking after a wait that long."""
 
 
-class TurnLock:
+class CpuTurnLock:
     """Lock for one user's runs on the same cores, so that only one of them computes at a time.
 
     The computing run locks the file `now`, and the first waiting run the file `next`, so that no
@@ -38,7 +38,7 @@ class TurnLock:
         self._retry_at = 0.0
 
     @contextmanager
-    def take_turn(self) -> Iterator[None]:
+    def take_cpu_turn(self) -> Iterator[None]:
         """Wait for the turn of this run to compute on its cores, and hold it until the block ends.
 
         After 2 s of waiting, or where files cannot be locked or are another user's, the block runs

@@ -212,7 +212,7 @@ def _list_passes(run: Any) -> list[_NetworkPass]:
     acting = _NetworkPass(True, True, backward=False)
     times = aux.epochs * (aux.iterations_per_epoch or aux.every) / config.aux_phase_interval
     auxiliary = _NetworkPass(True, True, phase="aux", times=times)
-    passes = [_NetworkPass(*kind) for kind in config.ppo.epoch_schedule]
+    passes = [_NetworkPass(*kind) for kind in config.ppo.epoch_kinds]
     return [*passes, acting, *[auxiliary] * config.has_auxiliary_phase]
 
 

@@ -95,7 +95,7 @@ class Agent(nn.Module):
         self.value_path, self.config = config.value_path, config
         self.reader = ObservationReader(observation_space, obs_norm)
         self._checks_images = make_encoder is None and not self.reader.normalizer
-        self.check_images()
+        self.check_image_scale()
 
         def new_encoder(config: ModelConfig) -> nn.Module:
             space = select_keys(observation_space, config.policy_obs)
@@ -109,18 +109,18 @@ class Agent(nn.Module):
             for number in (2, 1):  # `squeeze` would remove the axis of a single observation
                 stored = torch.zeros(number, *layout.shape, dtype=getattr(torch, layout.dtype.name))
                 inputs = select_keys(self.reader(stored), config.policy_obs)
-                shapes = map_leaves(space, lambda part: tuple(part.shape), inputs)
-                self._check_network("make_encoder", custom, inputs, shapes, (number, width))
+                in_shape = map_leaves(space, lambda part: tuple(part.shape), inputs)
+                self._check_net("make_encoder", custom, inputs, in_shape, (number, width))
             return custom
 
         def new_memory(encoder: Any) -> Memory:
             return make_memory(int(encoder.num_features), config, generator)
 
         def new_head(name: str, memory: Memory, num_outputs: int = 1) -> Any:
-            size, expected = memory.num_features, (2, 1, num_outputs)
+            size, out_shape = memory.num_features, (2, 1, num_outputs)
             if make_head and (head := make_head(name, size, num_outputs)) is not None:
-                inputs, shape = torch.zeros(2, 1, size), (2, 1, size)
-                return self._check_network(f"make_head({name!r}, …)", head, inputs, shape, expected)
+                inputs, in_shape = torch.zeros(2, 1, size), (2, 1, size)
+                return self._check_net(f"make_head({name!r}, …)", head, inputs, in_shape, out_shape)
             scale = config.policy_head_scale if name == "policy" else config.value_head_scale
             return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)
 
@@ -143,14 +143,14 @@ class Agent(nn.Module):
         """
         if norm.statistics == "none":
             return None
-        heads: list[Any] = [self.value_head, self.aux_value_head or self.value_head]
-        if any(type(head) is not nn.Linear or head.bias is None for head in heads):
+        value_heads: list[Any] = [self.value_head, self.aux_value_head or self.value_head]
+        if any(type(head) is not nn.Linear or head.bias is None for head in value_heads):
             given = f"value_norm.statistics is {norm.statistics}"
             raise ValueError(f"{given}; expected none, or value heads nn.Linear with a bias")
         return ValueNormalizer(statistics=norm.statistics, decay=norm.decay)
 
     @torch.no_grad()
-    def _check_network(self, maker: str, net: Any, inputs: Any, shapes: Any, expected: Any) -> Any:
+    def _check_net(self, maker: str, net: Any, inputs: Any, in_shape: Any, out_shape: Any) -> Any:
         """Check that a custom network is new, and its output for some steps; return the network.
 
         Raises:
@@ -159,21 +159,21 @@ class Agent(nn.Module):
         """
         if any(net is each for each in self.modules()):
             raise ValueError(f"{maker} returned one network twice; expected a new one at each call")
-        rule = f"a Tensor of floats of shape {expected} for inputs of shape {shapes}"
+        rule = f"a Tensor of floats of shape {out_shape} for inputs of shape {in_shape}"
         versions = [(x, x._version) for x in tree_leaves(inputs) if not x.is_inference()]
         try:
             output = net.eval()(inputs)
         except Exception as error:
             raise ValueError(f"the network of {maker} raises {error!r}; expected {rule}") from error
         shape, dtype = (getattr(output, name, "") for name in ("shape", "dtype"))
-        if not isinstance(output, Tensor) or not output.is_floating_point() or shape != expected:
+        if not isinstance(output, Tensor) or not output.is_floating_point() or shape != out_shape:
             given = f"{type(output).__name__} {dtype} {tuple(shape)}"
             raise ValueError(f"the network of {maker} returns {given}; expected {rule}")
         if any(x._version != version for x, version in versions):  # as in x /= 255
             raise ValueError(f"the network of {maker} writes into its inputs; expected new tensors")
         return net.train()
 
-    def check_images(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
+    def check_image_scale(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
         """Check that no network reads floats as large as bytes, see `check_image_scale`.
 
         Args:
@@ -193,7 +193,7 @@ class Agent(nn.Module):
         """Return the memory state before the first step, `[S, H]`."""
         return torch.zeros(num_sequences, self.state_size, device=self.policy_head.order.device)
 
-    def param_groups(self) -> list[list[nn.Parameter]]:
+    def params_by_network(self) -> list[list[nn.Parameter]]:
         """Return the parameters of the policy's network, and of the value network if separate."""
         if self.value_path != "separate":
             return [list(self.parameters())]
@@ -238,9 +238,9 @@ class Agent(nn.Module):
             paths = ("shared", "shared_in_aux") if in_aux_phase else ("shared",)
             value_features = features if self.value_path in paths else features.detach()
         policy = self.policy_head(features, action_mask)
-        value = self._run_head(self.value_head, value_features)
+        value = self._value_of(self.value_head, value_features)
         aux_head = self.aux_value_head
-        aux_value = None if aux_head is None else self._run_head(aux_head, features)
+        aux_value = None if aux_head is None else self._value_of(aux_head, features)
         state = torch.cat([policy_state, value_state], dim=-1)
         return AgentOutput(policy, value, aux_value, state)
 
@@ -253,7 +253,7 @@ class Agent(nn.Module):
             return self.forward(obs, first, state, precision=precision).value
         inputs, memory = self.reader(obs.flatten(0, 1)), self.value_memory
         features, _ = self._encode(inputs, first, state, precision, self.value_encoder, memory)
-        return self._run_head(self.value_head, features)
+        return self._value_of(self.value_head, features)
 
     def policy(
         self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"],
@@ -321,7 +321,7 @@ class Agent(nn.Module):
             features = encoder(inputs).float()
         return memory(features.unflatten(0, first.shape), first, memory_state)
 
-    def _run_head(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
+    def _value_of(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """Compute the values of a head, in the units of normalized rewards."""
         value = head(features).squeeze(-1).float()
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
@@ -350,7 +350,7 @@ def diagnose_networks(
     return record
 
 
-def dormant_fraction(activation: Float[Tensor, " D"], *, tau: float = 0.025) -> Float[Tensor, ""]:
+def dormant_fraction(mean_abs: Float[Tensor, " D"], *, tau: float = 0.025) -> Float[Tensor, ""]:
     """Return the fraction of units whose activation is at most τ times the average, 0-d.
 
     All units are dormant if every activation is 0.
@@ -359,7 +359,7 @@ def dormant_fraction(activation: Float[Tensor, " D"], *, tau: float = 0.025) -> 
     definition 3.1, with τ = 0.025.
 
     Args:
-        activation: mean absolute activation of each unit, `[D]`.
+        mean_abs: mean absolute activation of each unit, `[D]`.
         tau: threshold τ.
     """
-    return (activation <= tau * activation.mean()).float().mean()
+    return (mean_abs <= tau * mean_abs.mean()).float().mean()

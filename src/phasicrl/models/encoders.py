@@ -21,7 +21,7 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, count_choices, get_part, is_image, leaves
+from phasicrl.spaces import ObservationLayout, get_nvec, get_part, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "elu": nn.ELU}
 
@@ -39,8 +39,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: Initializer, normalized_scale: float) -> None:
         super().__init__()
-        self.conv0 = init.fill_hidden(_make_conv(channels, channels), normalized_scale)
-        self.conv1 = init.fill_hidden(_make_conv(channels, channels), normalized_scale)
+        self.conv0 = init.fill_hidden(_make_conv3x3(channels, channels), normalized_scale)
+        self.conv1 = init.fill_hidden(_make_conv3x3(channels, channels), normalized_scale)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """Apply the block to images `[N, C, H, W]`."""
@@ -61,7 +61,7 @@ class ImpalaCNN(nn.Module):
         super().__init__()
         init = Initializer(config.init, generator)
         self.channels_first = has_channels_first(shape, config.image_layout)
-        height, width, in_channels = to_height_width_channels(shape, self.channels_first)
+        height, width, in_channels = get_hwc_shape(shape, self.channels_first)
         self.reading = f"{in_channels} channels of {height}×{width}"
         # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
         # the first convolution of a stack.
@@ -71,7 +71,7 @@ class ImpalaCNN(nn.Module):
             if min(height, width) < 2:
                 given = f"model.channels is {config.channels}, and images are {shape}"
                 raise ValueError(f"{given}; expected fewer stacks, each of which halves the image")
-            first = init.fill_hidden(_make_conv(in_channels, channels), 1.0)
+            first = init.fill_hidden(_make_conv3x3(in_channels, channels), 1.0)
             # 3×3 windows with stride 2: H×W becomes ⌈H/2⌉×⌈W/2⌉. `symmetric` pads both sides;
             # TensorFlow's `same` pads an even size at its end only.
             is_same = config.pooling == "same"
@@ -101,7 +101,7 @@ class NatureCNN(nn.Module):
         super().__init__()
         init = Initializer(config.init, generator)
         self.channels_first = has_channels_first(shape, config.image_layout)
-        height, width, in_channels = to_height_width_channels(shape, self.channels_first)
+        height, width, in_channels = get_hwc_shape(shape, self.channels_first)
         self.reading = f"{in_channels} channels of {height}×{width}"
         if min(height, width) < 36:
             given = f"model.encoder is nature, and images are {height}×{width}"
@@ -279,7 +279,7 @@ def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[T
     """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
     if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
         return _flatten_each(obs).float()
-    pairs = zip(obs.unsqueeze(-1).flatten(1).unbind(-1), count_choices(space), strict=True)
+    pairs = zip(obs.unsqueeze(-1).flatten(1).unbind(-1), get_nvec(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 
@@ -319,7 +319,7 @@ def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
     return layout == "channels_first"
 
 
-def to_height_width_channels(shape: tuple[int, ...], channels_first: bool) -> tuple[int, int, int]:
+def get_hwc_shape(shape: tuple[int, ...], channels_first: bool) -> tuple[int, int, int]:
     """Return `(H, W, C)` of an image shape, `(C, H, W)` if `channels_first`."""
     a, b, c = shape
     return (b, c, a) if channels_first else (a, b, c)
@@ -333,6 +333,6 @@ def scale_image(obs: Shaped[Tensor, "N *shape"], channels_first: bool) -> Float[
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
 
 
-def _make_conv(num_inputs: int, num_outputs: int) -> nn.Conv2d:
+def _make_conv3x3(num_inputs: int, num_outputs: int) -> nn.Conv2d:
     """Make a 3×3 convolution that preserves height and width."""
     return nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)

@@ -59,7 +59,7 @@ class RankState(NamedTuple):
 
 def save_checkpoint(
     folder: Path, tree: dict[str, Any], *, env_steps: int, keep: int,
-    aux_epochs: int | None = None, chunks: ChunkMakers | None = None, run_id: str = "",
+    aux_epoch: int | None = None, chunk_makers: ChunkMakers | None = None, run_id: str = "",
     world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
     """Save a checkpoint and delete all but the last `keep`; called by all processes of a run.
@@ -72,9 +72,9 @@ def save_checkpoint(
         tree: state of this process: nested dicts and lists of numbers, strings, None and tensors.
         env_steps: environment steps of the run so far.
         keep: number of checkpoints to keep.
-        aux_epochs: number of finished epochs of the current auxiliary phase, also if it was left
-            out (0); None between such phases.
-        chunks: tensors with a file of their own, see `ChunkMakers`.
+        aux_epoch: number of finished epochs of the current auxiliary phase, also if it was left out
+            (0); None between such phases.
+        chunk_makers: tensors with a file of their own, see `ChunkMakers`.
         run_id: id of the run.
         world: processes of the run.
 
@@ -82,7 +82,7 @@ def save_checkpoint(
         OSError: the checkpoint cannot be written; earlier ones are unchanged.
         RankError: another process cannot write its files.
     """
-    name = f"step-{env_steps:012d}" + ("" if aux_epochs is None else f"-aux-{aux_epochs:03d}")
+    name = f"step-{env_steps:012d}" + ("" if aux_epoch is None else f"-aux-{aux_epoch:03d}")
     final, temporary = folder / name, folder / f".{name}.tmp"
     if world.broadcast_object(final.is_dir()):
         return final
@@ -94,7 +94,7 @@ def save_checkpoint(
                     shutil.rmtree(left_over, ignore_errors=True)
                 temporary.mkdir()
         with world.sync_errors("saving a checkpoint"):
-            digests = _write_rank_state(folder, temporary, tree, chunks or {}, world)
+            digests = _write_rank_state(folder, temporary, tree, chunk_makers or {}, world)
         parts = world.all_gather_object(digests)
         with world.sync_errors("saving a checkpoint"):
             if world.is_first:
@@ -114,7 +114,7 @@ def save_checkpoint(
 
 
 def _write_rank_state(
-    folder: Path, temporary: Path, tree: dict[str, Any], chunks: ChunkMakers, world: World
+    folder: Path, temporary: Path, tree: dict[str, Any], chunk_makers: ChunkMakers, world: World
 ) -> dict[str, str]:
     """Write the files of one process, and return the SHA-256 of each."""
     previous, known = folder, {}
@@ -123,11 +123,11 @@ def _write_rank_state(
         parts = read_manifest(previous)["files"]
         # With another number of processes, parts differ.
         known = parts[world.rank] if len(parts) == world.size else {}
-    prefix, tensors, digests = _prefix(world.rank), {}, {}
-    state = flatten_tree(tree, "", tensors)
-    for name, make in {"tensors": lambda: tensors, **chunks}.items():
+    prefix, tensors, digests = _get_rank_prefix(world.rank), {}, {}
+    state = extract_tensors(tree, "", tensors)
+    for name, make in {"tensors": lambda: tensors, **chunk_makers}.items():
         file = f"{prefix}{name}.safetensors"
-        if name in chunks and file in known and _try_link(previous / file, temporary / file):
+        if name in chunk_makers and file in known and _try_link(previous / file, temporary / file):
             digests[file] = known[file]
         else:
             save_tensors(make(), temporary / file)
@@ -136,7 +136,7 @@ def _write_rank_state(
     return digests | {f"{prefix}state.json": hash_file(temporary / f"{prefix}state.json")}
 
 
-def _prefix(rank: int) -> str:
+def _get_rank_prefix(rank: int) -> str:
     """Return the prefix of the names of a process's files."""
     return f"rank-{rank:03d}." if rank else ""
 
@@ -157,17 +157,17 @@ def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[RankState, list[
     Raises:
         CheckpointError: there is no usable checkpoint; the message lists the reason for each.
     """
-    rejected: list[str] = []
+    rejections: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
             part = load_rank_state(path, run_id=run_id)
         except Exception as error:
-            rejected.append(f"{path.name} cannot be used: {error}")
+            rejections.append(f"{path.name} cannot be used: {error}")
             continue
-        for newer in list_checkpoints(folder)[-len(rejected) :] if rejected else []:
+        for newer in list_checkpoints(folder)[-len(rejections) :] if rejections else []:
             os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
-        return part, rejected
-    reasons = "; ".join(rejected) or "the run ended before its first one"
+        return part, rejections
+    reasons = "; ".join(rejections) or "the run ended before its first one"
     raise CheckpointError(f"{folder} has no usable checkpoint: {reasons}")
 
 
@@ -177,7 +177,7 @@ def load_rank_state(path: Path, *, rank: int = 0, run_id: str = "") -> RankState
     Raises:
         Exception: of any type: the checkpoint is damaged, or belongs to another run.
     """
-    manifest, prefix = read_manifest(path), _prefix(rank)
+    manifest, prefix = read_manifest(path), _get_rank_prefix(rank)
     if run_id and manifest["run"] != run_id:
         raise ValueError(f"run is {manifest['run']}; expected {run_id}, of card.json")
     parts = manifest["files"]
@@ -192,7 +192,7 @@ def load_rank_state(path: Path, *, rank: int = 0, run_id: str = "") -> RankState
     # Copies are aligned in memory, as in training: else sums may differ in the last bit.
     tensors = {name: tensor.clone() for name, tensor in loaded.pop("tensors").items()}
     state = json.loads((path / f"{prefix}state.json").read_text(encoding="utf-8"))
-    return RankState(_unflatten_tree(state, tensors), loaded)
+    return RankState(_restore_tree(state, tensors), loaded)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -216,7 +216,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def flatten_tree(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def extract_tensors(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Convert nested dicts and lists to JSON values, and add their tensors to `tensors` by path.
 
     Keys of dicts may be of any JSON type; tuples become lists.
@@ -225,22 +225,22 @@ def flatten_tree(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = tree.detach().cpu().contiguous().clone()
         return {_TENSOR: path}
     if isinstance(tree, dict):
-        return {_ITEMS: [[key, flatten_tree(x, f"{path}/{key}", tensors)]
+        return {_ITEMS: [[key, extract_tensors(x, f"{path}/{key}", tensors)]
                          for key, x in tree.items()]}  # fmt: skip
     if isinstance(tree, list | tuple):
-        return [flatten_tree(x, f"{path}/{index}", tensors) for index, x in enumerate(tree)]
+        return [extract_tensors(x, f"{path}/{index}", tensors) for index, x in enumerate(tree)]
     return tree
 
 
-def _unflatten_tree(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """Restore what `flatten_tree` converted."""
+def _restore_tree(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """Restore what `extract_tensors` converted."""
     if isinstance(node, list):
-        return [_unflatten_tree(value, tensors) for value in node]
+        return [_restore_tree(value, tensors) for value in node]
     if not isinstance(node, dict):
         return node
     if _TENSOR in node:
         return tensors[node[_TENSOR]]
-    return {key: _unflatten_tree(value, tensors) for key, value in node[_ITEMS]}
+    return {key: _restore_tree(value, tensors) for key, value in node[_ITEMS]}
 
 
 def save_tensors(

@@ -34,7 +34,7 @@ AGENTS_FOLDER = Path(__file__).parents[1] / "agents"
 """Agents that come with phasicrl, by their presets."""
 WeightsKind = Literal["last", "best"]
 WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
-_WEIGHTS: dict[WeightsKind, str] = {"last": WEIGHTS_FILE, "best": BEST_FILE}
+_WEIGHTS_FILES: dict[WeightsKind, str] = {"last": WEIGHTS_FILE, "best": BEST_FILE}
 POSITION_FIELDS = ("env_steps", "iteration", "phase")
 """Fields of a row of metrics that give its position in the run."""
 USER_OBJECTS = {
@@ -44,7 +44,7 @@ USER_OBJECTS = {
 """Arguments of `train` for custom objects, and their kinds. Callbacks are not in `card.json`."""
 
 
-def fill_user_objects_with_none(
+def fill_user_objects(
     given: Mapping[str, Any], names: Collection[str] = USER_OBJECTS
 ) -> dict[str, Any]:
     """Return the custom objects by name, with None for those of `names` that are not given.
@@ -100,7 +100,7 @@ class RunDirectory:
             ValueError: the directory cannot be made.
         """
         folder = Path(config.output_dir).expanduser()
-        stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
+        stem = f"{_get_directory_prefix(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
             path = folder / (stem if number == 1 else f"{stem}-{number}")
             try:
@@ -131,7 +131,7 @@ class RunDirectory:
         def get_run_identity(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
-        pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
+        pattern = f"{glob.escape(_get_directory_prefix(config))}_*/{CONFIG_FILE}"
         runs, wanted = list[RunDirectory](), get_run_identity(config)
         for file in sorted(Path(config.output_dir).expanduser().glob(pattern)):
             if (schema := read_json(file).get("schema", SCHEMA)) != SCHEMA:
@@ -266,7 +266,7 @@ class RunDirectory:
 
         return list_checkpoints(self.checkpoint_folder)
 
-    def weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
+    def load_weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
         """Read the agent's `last` weights, or the `best` by the run's evaluations.
 
         Raises:
@@ -276,9 +276,9 @@ class RunDirectory:
 
         from phasicrl.runs.checkpoint import hash_tensors
 
-        if which not in (*_WEIGHTS,):
+        if which not in (*_WEIGHTS_FILES,):
             raise ValueError(f"weights is {which!r}; expected last or best")
-        path = self.path / _WEIGHTS[which]
+        path = self.path / _WEIGHTS_FILES[which]
         if not path.is_file():
             self._check_is_run()
             when = "after the first checkpoint or at the end of the run"
@@ -299,7 +299,7 @@ class RunDirectory:
         """Return the number of environment steps after which the weights were saved."""
         from safetensors import safe_open
 
-        with safe_open(self.path / _WEIGHTS[which], "pt") as file:
+        with safe_open(self.path / _WEIGHTS_FILES[which], "pt") as file:
             return int((file.metadata() or {})["env_steps"])
 
     def save_weights(
@@ -311,7 +311,7 @@ class RunDirectory:
         steps = str(env_steps)
         metadata = {"env_steps": steps, "sha256": hash_tensors(weights, steps)}
         separate = {name: weight.clone() for name, weight in weights.items()}  # of tied layers
-        with atomic_write(self.path / _WEIGHTS[which]) as temporary:
+        with atomic_write(self.path / _WEIGHTS_FILES[which]) as temporary:
             save_tensors(separate, temporary, metadata=metadata)
 
     def reject_special_files(self) -> None:
@@ -336,7 +336,7 @@ class RunDirectory:
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
     def list_changes(
-        self, config: str, now: Config, own: dict[str, str], *, accept: bool
+        self, config: str, now: Config, own: dict[str, str], *, is_accepted: bool
     ) -> list[str]:
         """List options that differ from a checkpoint's, and custom objects that have other names.
 
@@ -346,7 +346,7 @@ class RunDirectory:
             config: configuration of the checkpoint, as JSON.
             now: configuration in config.json, with the length that `resume` was given, if any.
             own: custom objects as described in card.json.
-            accept: whether differences are accepted.
+            is_accepted: whether differences are accepted.
 
         Returns:
             A text for each, with both values.
@@ -366,7 +366,7 @@ class RunDirectory:
         is_given = in_file in (on_card, old["total_env_steps"])
         allowed = {*USER_OBJECTS, *["total_env_steps"] * is_given}
         refused = [changes[path] for path in changes if path not in allowed]
-        if refused and not accept:
+        if refused and not is_accepted:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
                 "; expected no changes. Restore it, or set accept_config_changes"
@@ -439,7 +439,7 @@ def _parse_row(line: str) -> dict[str, Any] | None:
         return None
 
 
-def _stem(config: Config) -> str:
+def _get_directory_prefix(config: Config) -> str:
     """Return the prefix of a run directory's name: experiment, environment, seed."""
     env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
     return f"{config.name}_{env}_s{config.seed}"

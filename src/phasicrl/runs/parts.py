@@ -21,7 +21,7 @@ OLD_POLICY_PREFIX = "old-policy"
 """Prefix of the name of the chunk with the policy before an auxiliary phase."""
 
 
-def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str], int]:
+def read_newest_state(files: RunDirectory, world: World) -> tuple[RankState, list[str], int]:
     """Load this process's state from the newest usable checkpoint.
 
     Args:
@@ -35,10 +35,10 @@ def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str],
     Raises:
         CheckpointError: there is no usable checkpoint; the message lists the reason for each.
     """
-    part, rejected, folder = RankState({}, {}), [], files.checkpoint_folder
+    part, rejections, folder = RankState({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
         if world.is_first:
-            part, rejected = checkpoint.load_checkpoint(folder, run_id=files.card.get("run", ""))
+            part, rejections = checkpoint.load_checkpoint(folder, run_id=files.card.get("run", ""))
     path = folder / world.broadcast_object(files.checkpoints[-1].name if world.is_first else "")
     with world.sync_errors("loading the checkpoint"):
         manifest = checkpoint.read_manifest(path)
@@ -49,7 +49,7 @@ def load_state(files: RunDirectory, world: World) -> tuple[RankState, list[str],
             part = checkpoint.load_rank_state(path, rank=world.rank)
     learner = world.broadcast_object(part.tree["learner"]) | part.tree["learner"]
     common = {"learner": learner, "run": manifest["run"]}  # without card.json, too
-    return RankState(part.tree | common, part.chunks), rejected, saved_by
+    return RankState(part.tree | common, part.chunks), rejections, saved_by
 
 
 def _redistribute(parts: list[RankState], world: World) -> RankState:

@@ -47,7 +47,7 @@ def exit_preempted(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def handle_preemption() -> Iterator[None]:
+def exit_on_preemption() -> Iterator[None]:
     """Exit with code 75 on SIGTERM, SIGHUP or SIGUSR1 outside of a run, which handles them."""
     is_main = threading.current_thread() is threading.main_thread()
     default = [x for x in _PREEMPTION_SIGNALS if is_main and signal.getsignal(x) == signal.SIG_DFL]

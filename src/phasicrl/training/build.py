@@ -29,17 +29,17 @@ from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compiled import has_compiler
-from phasicrl.execution.device import find_device, use_threads, use_torch_settings
+from phasicrl.execution.device import resolve_device, use_threads, use_torch_settings
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.presets import PRESETS
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, fill_user_objects_with_none
+from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, fill_user_objects
 from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.runs.metrics import MetricsLog
-from phasicrl.runs.parts import load_state
+from phasicrl.runs.parts import read_newest_state
 from phasicrl.seeding import derive_seed
 from phasicrl.spaces import describe_spaces, is_image, leaves
 from phasicrl.system.machine import find_commit, get_versions, num_cores
@@ -86,7 +86,7 @@ def start_run(
     Raises:
         ValueError: the configuration cannot work.
     """
-    objects = fill_user_objects_with_none(user)
+    objects = fill_user_objects(user)
     if resume not in ("never", "auto"):
         rule = "never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
         raise ValueError(f"resume is {resume!r}; expected {rule}")
@@ -114,7 +114,7 @@ def start_run(
 
         run, _ = _build_run(config, objects, world, signals, resources, make_directory, None)
         run.write_card()
-        run.take_snapshot()
+        run.back_up_state()
         periods = config.checkpoint.every_minutes, config.checkpoint.every_iterations
         if periods != (None, None):  # the first iteration may fail
             run.save()
@@ -130,7 +130,7 @@ def restore_run(
     """Restore the run in a directory from its newest usable checkpoint, ready to train on.
 
     Environments replay their current episodes; on a CPU, the resumed run is then equal, bit by bit,
-    to an uninterrupted one. Environments with `exact_state` `none` start new episodes, which is
+    to an uninterrupted one. Environments with `restore_method` `none` start new episodes, which is
     logged.
 
     Args:
@@ -144,7 +144,7 @@ def restore_run(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files, objects = RunDirectory(directory), fill_user_objects_with_none(user)
+    files, objects = RunDirectory(directory), fill_user_objects(user)
     if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
         path = shlex.quote(str(directory))
         remedy = f"To train from it: `phasicrl train --from {path} --init-from {path}`"
@@ -156,12 +156,12 @@ def restore_run(
         with world.sync_errors("opening the run directory"):
             if world.is_first:
                 resources.enter_context(closing(RunLock(directory)))
-        part, rejected, saved_by = load_state(files, world)
+        part, rejections, saved_by = read_newest_state(files, world)
         tree, env_steps = part.tree, part.tree["env_steps"]
         if total_env_steps is not None:
             config = _lengthen(config, total_env_steps, env_steps)
         own = describe_objects(objects)
-        changes = files.list_changes(tree["config"], config, own, accept=accept_config_changes)
+        changes = files.list_changes(tree["config"], config, own, is_accepted=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps") or 0) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
@@ -178,9 +178,9 @@ def restore_run(
                 run.write_card()
                 if world.is_first and total_env_steps is not None:
                     files.write_config(config)
-        run.take_snapshot()
+        run.back_up_state()
         run.resources = resources.pop_all()
-    for sentence in rejected:
+    for sentence in rejections:
         run.metrics_log.show_message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
@@ -195,7 +195,7 @@ def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> s
     """Describe the changed options of a resumed run, and what follows from them."""
     text = "".join(f"; {change}" for change in changes)
     if changes and (progress := env_steps / learner.config.budget) < 1:
-        now = learner.config.with_schedules(learner.schedule, progress)
+        now = learner.config.with_scheduled_values(learner.schedule, progress)
         ppo, aux, factor = now.ppo, now.aux, learner.lr_multiplier
         off = () if learner.schedule else ("constant",)
         text += f"; the learning rate continues at {ppo.learning_rate * factor:.3g}"
@@ -218,7 +218,7 @@ def _lengthen(old_config: Config, total_env_steps: int, env_steps: int) -> Confi
     return old_config.with_updates({"total_env_steps": total_env_steps})
 
 
-def _open_envs(
+def _make_or_restore_envs(
     config: Config, user: dict[str, Any], world: World, state: dict[str, Any] | None
 ) -> tuple[VectorEnv, int, Tensor | None, str]:
     """Make the environments of a new run, or restore those of a checkpoint.
@@ -229,33 +229,33 @@ def _open_envs(
     """
     if state is None:
         return _make_envs(config, user, world), 0, None, ""
-    now, since, reason = state["env_steps"], state["envs_since"], "they cannot be restored"
+    now, made_at_step, reason = state["env_steps"], state["envs_since"], "they cannot be restored"
     if state["collector"] is not None:
-        envs = _make_envs(config, user, world, since=since, env_steps=now)
+        envs = _make_envs(config, user, world, made_at_step=made_at_step, env_steps=now)
         try:
-            return envs, since, envs.load_state_dict(state["collector"]["envs"]), ""
+            return envs, made_at_step, envs.load_state_dict(state["collector"]["envs"]), ""
         except (EnvError, ValueError, KeyError) as error:
             envs.close()
             reason = str(error)
-    envs = _make_envs(config, user, world, since=now, env_steps=now)
+    envs = _make_envs(config, user, world, made_at_step=now, env_steps=now)
     return envs, now, None, f"; environments start new episodes: {reason}"
 
 
 def _make_envs(
-    config: Config, user: dict[str, Any], world: World, *, since: int = 0, env_steps: int = 0
+    config: Config, user: dict[str, Any], world: World, *, made_at_step: int = 0, env_steps: int = 0
 ) -> VectorEnv:
     """Make the environments of this process, with the heuristic masks of `mask_actions`."""
     share, mask_actions = world.local_slice(config.env.num_envs), user["mask_actions"]
     envs = make_envs(
-        config.env, seed=derive_seed(config.seed, "env", since), first_env=share.start,
+        config.env, seed=derive_seed(config.seed, "env", made_at_step), first_index=share.start,
         num_envs=share.stop - share.start, make_env=user["make_env"],
         make_vector_env=user["make_vector_env"],
     )  # fmt: skip
     if mask_actions is None:
         return envs
     # The wrapper counts the steps of these environments.
-    num_steps = math.ceil(config.env.heuristic_mask_steps / world.size)
-    return HeuristicMask(envs, mask_actions, num_steps=num_steps, env_steps=env_steps // world.size)
+    steps = math.ceil(config.env.heuristic_mask_steps / world.size)
+    return HeuristicMask(envs, mask_actions, mask_steps=steps, env_steps=env_steps // world.size)
 
 
 def _build_run(
@@ -280,7 +280,7 @@ def _build_run(
     world.check_same("versions", lambda: get_versions() | {"commit": find_commit()})
     check_divisible_by_ranks(config, world)
     with world.sync_errors("making the environments"):
-        envs, since, obs, remark = _open_envs(config, user, world, state)
+        envs, made_at_step, obs, remark = _make_or_restore_envs(config, user, world, state)
         resources.enter_context(closing(envs))
         if state:
             make_directory().check_spaces(describe_spaces(envs))
@@ -315,7 +315,7 @@ def _build_run(
     shuffle = Generator().manual_seed(derive_seed(config.seed, "shuffle", *others))
     run = Run(
         config, files, Learner(config, agent, executor, shuffle, user["schedule"]), collector,
-        _make_buffer(config, envs, agent), log, signals=signals, envs_since=since, user=user,
+        _make_buffer(config, envs, agent), log, signals=signals, envs_since=made_at_step, user=user,
     )  # fmt: skip
     with world.sync_errors("starting the environments"):
         if obs is None or state is None:
@@ -384,7 +384,7 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
 def _make_plan(config: Config, world: World, has_images: bool) -> Plan:
     """Return the plan of rank 0, with the device and the cores of this process."""
     with world.sync_errors("finding the device"):
-        device = find_device(config.compute.device, has_large_minibatches(config, has_images))
+        device = resolve_device(config.compute.device, has_large_minibatches(config, has_images))
     plan = world.broadcast_object(make_plan(
         config, device, num_cores=num_cores(), has_compiler=has_compiler(), has_images=has_images
     ))  # fmt: skip

@@ -18,22 +18,17 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_rank_state
-from phasicrl.runs.directory import (
-    RunDirectory,
-    WeightsKind,
-    fill_user_objects_with_none,
-    find_run_or_agent,
-)
+from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
     check_levels,
-    expand_levels,
+    get_level_kinds,
     load_lab_object,
     make_evaluation_envs,
-    run_agent,
+    run_agent_episodes,
 )
 
 
@@ -117,7 +112,7 @@ class SavedAgent:
                 object is missing.
         """
         files = find_run_or_agent(run_dir)
-        objects = fill_user_objects_with_none(user_objects, EvaluationObjects.__annotations__)
+        objects = fill_user_objects(user_objects, EvaluationObjects.__annotations__)
         config = files.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
         check_levels(levels, None if any(objects.values()) else config.env)
@@ -141,7 +136,7 @@ class SavedAgent:
         self.files.check_spaces(describe_spaces(envs))
         agent = make_agent(self.config, envs, self.network_factories)
         if checkpoint is None:
-            weights = self.files.weights(which)
+            weights = self.files.load_weights(which)
         else:
             weights = load_rank_state(checkpoint).tree["learner"]["agent"]
         try:
@@ -222,10 +217,10 @@ def evaluate(
     open_table = files[0].open("w", newline="") if files[0] else nullcontext()
     with use_threads(threads), open_table as file:
         table = None if file is None else load_lab_object("StepTable")(file)
-        for which, policy in product(expand_levels(levels), policies):
+        for which, policy in product(get_level_kinds(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
-                finished = run_agent(
+                finished = run_agent_episodes(
                     agent, envs, episodes=episodes, policy=policy, seed=seed,
                     on_step=None if table is None else partial(table.add, which),
                     precision=saved.config.compute.policy_precision,

@@ -104,7 +104,7 @@ OnStep = Callable[[ActionSelection, Policy, Tensor, TimeStep, EpisodeTracker], N
 """Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
-def expand_levels(levels: EvaluatedLevels) -> tuple[Levels, ...]:
+def get_level_kinds(levels: EvaluatedLevels) -> tuple[Levels, ...]:
     """Return the kinds of levels to evaluate: for `both`, unseen and then training levels."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
@@ -245,7 +245,7 @@ def choose_actions(
 
 
 @torch.inference_mode()
-def run_agent(
+def run_agent_episodes(
     agent: Agent, envs: VectorEnv, *, episodes: int, policy: ActionSelection, seed: int,
     on_choice: OnChoice = lambda *_: None, on_step: OnStep | None = None,
     on_episode_end: OnEpisodeEnd = lambda obs, ended: None, precision: Precision = "fp32",
@@ -264,17 +264,17 @@ def run_agent(
         precision: precision of the encoders.
     """
     generator = None if policy == "greedy" else Generator().manual_seed(int(seed) % 2**64)
-    chosen: list[Any] = []  # distributions and actions of the latest step
+    latest_choice: list[Any] = []  # distributions and actions of the latest step
 
     def act(inputs: AgentInput) -> tuple[Tensor, Tensor]:
         distribution, action, state = choose_actions(agent, inputs, generator, precision)
-        chosen[:] = distribution, action
+        latest_choice[:] = distribution, action
         on_choice(inputs, distribution, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
     def call_on_step(step: TimeStep, tracker: EpisodeTracker) -> None:
         if on_step is not None:
-            on_step(policy, chosen[0], chosen[1], step, tracker)
+            on_step(policy, latest_choice[0], latest_choice[1], step, tracker)
 
     state = agent.initial_state(envs.num_envs)
     return run_episodes(act, envs, state, episodes=episodes, on_episode_end=on_episode_end,
@@ -318,12 +318,12 @@ class PeriodicEvaluation:
             agent: copy of the agent on the CPU.
             env_steps: environment steps of the run so far.
         """
-        kinds = expand_levels(self._config.evaluation.levels)
+        kinds = get_level_kinds(self._config.evaluation.levels)
         env_ids = self._config.evaluation.env_ids
-        cases: list[tuple[Levels, Config]] = [(levels, self._config) for levels in kinds]
-        cases.extend((kinds[0], self._config.with_updates({"env.id": each})) for each in env_ids)
+        level_configs: list[tuple[Levels, Config]] = [(x, self._config) for x in kinds]
+        level_configs.extend((kinds[0], self._config.with_updates({"env.id": x})) for x in env_ids)
         with self._world.sync_errors("an evaluation"):
-            episodes = [self._run_episodes(*case, agent) for case in cases]
+            episodes = [self._run_episodes(*x, agent) for x in level_configs]
         parts = zip(*self._world.all_gather_object(episodes), strict=True)
         (mean_return, mean_length), *means = map(mean_return_and_length, parts)
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
@@ -340,7 +340,7 @@ class PeriodicEvaluation:
     def _run_episodes(self, levels: Levels, config: Config, agent: Agent) -> Episodes:
         """Run this process's episodes on one environment and kind of levels; record the first."""
         is_own = config is self._config
-        is_first = is_own and levels == expand_levels(config.evaluation.levels)[0]
+        is_first = is_own and levels == get_level_kinds(config.evaluation.levels)[0]
         recorder, user = self._recorder if is_first else None, self._user if is_own else {}
         # All evaluations have the same seeds; they differ between processes, and from those of
         # `evaluate`, which may judge the best weights.
@@ -349,7 +349,7 @@ class PeriodicEvaluation:
         num_envs = min(self._episodes, 16)
         envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, **user)
         with closing(envs):
-            return run_agent(
+            return run_agent_episodes(
                 agent, envs, episodes=self._episodes, policy=config.evaluation.policy,
                 seed=config.seed, precision=config.compute.policy_precision,
                 on_step=None if recorder is None else recorder.on_step,

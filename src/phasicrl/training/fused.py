@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from phasicrl.collect import Collector, Truncation, require_finite
+from phasicrl.collect import Collector, Truncations, require_finite
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.rollout import Rollout
 
@@ -24,7 +24,7 @@ class FusedCollector(Collector):
 
     envs: TensorVectorEnv
 
-    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncation], dict[str, Tensor]]:
+    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncations], dict[str, Tensor]]:
         """Act and step T times, see `Collector`."""
         rollout.state.copy_(self._state)
         num_steps, chunks = rollout.first.shape[1], []
@@ -46,7 +46,7 @@ class FusedCollector(Collector):
         if not (valid := torch.cat([validity for *_, validity in chunks])).all():
             # A diverged network may have acted before the simulator's first wrong number.
             require_finite(policy=rollout.log_prob[:, : int(valid.int().argmin()) + 1])
-            self.envs.check_numbers(valid)
+            self.envs.raise_unless_valid(valid)
         finals = dict[int, tuple[Tensor, Tensor]]()
         for t in rollout.truncated.any(0).nonzero().flatten().tolist():
             final_obs, memory, _ = chunks[t // size]

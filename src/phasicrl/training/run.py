@@ -142,7 +142,7 @@ class Run(AbstractContextManager["Run"]):
         self._signals = signals
         self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, user)
         self._best_return: float | None = None
-        self._snapshot: tuple[dict[str, Any], ChunkMakers] | None = None
+        self._backup: tuple[dict[str, Any], ChunkMakers] | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
         self._last_save = -math.inf
@@ -252,7 +252,7 @@ class Run(AbstractContextManager["Run"]):
                 self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
-            self.snapshot_and_maybe_save()
+            self.back_up_and_maybe_save()
         goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
         if is_solved := goal is not None and self.collector.episodes.is_full and mean >= goal:
             self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:g}")
@@ -283,12 +283,12 @@ class Run(AbstractContextManager["Run"]):
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
 
-    def snapshot_and_maybe_save(self) -> None:
-        """Take a snapshot of the state, and save it if a checkpoint is due.
+    def back_up_and_maybe_save(self) -> None:
+        """Back up the state, and save it if a checkpoint is due.
 
         In a run of one process, a full disk causes a warning only.
         """
-        self.take_snapshot()
+        self.back_up_state()
         if not self.world.all_reduce_any(self.world.is_first and self._is_checkpoint_due()):
             return
         try:
@@ -308,10 +308,10 @@ class Run(AbstractContextManager["Run"]):
             return True
         return not self.buffer.aux_progress and count is not None and self.iteration % count == 0
 
-    def take_snapshot(self) -> None:
+    def back_up_state(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
         state = tree_map_only(Tensor, torch.clone, self.state_dict())
-        self._snapshot = state, self._buffer_chunks()
+        self._backup = state, self._get_chunk_makers()
 
     def finish(self) -> None:
         """Call `on_end`, save the final state and `card.json`, unless already finished."""
@@ -330,16 +330,16 @@ class Run(AbstractContextManager["Run"]):
             OSError: the disk is full; earlier checkpoints are unchanged.
         """
         self._write_metrics()  # a checkpoint refers to the size of the log
-        self.take_snapshot()
+        self.back_up_state()
         self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        """Write the last snapshot as a checkpoint."""
-        assert self._snapshot is not None
-        state, chunks = self._snapshot
+        """Write the last backup as a checkpoint."""
+        assert self._backup is not None
+        state, chunk_makers = self._backup
         weights, env_steps = state["learner"]["agent"], state["env_steps"]
         is_full = state["num_filled"] == self.config.rollouts_per_phase  # in a phase, or before one
-        aux_epochs = (state["auxiliary"] or {"epoch": 0})["epoch"] if is_full else None
+        aux_epoch = (state["auxiliary"] or {"epoch": 0})["epoch"] if is_full else None
         if not all(weights[name].isfinite().all() for name, _ in self.agent.named_parameters()):
             raise make_diverged_error(["the agent's weights"])
         self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(weights)})
@@ -350,8 +350,8 @@ class Run(AbstractContextManager["Run"]):
         save_checkpoint(
             self.files.checkpoint_folder,
             state | {"config": self.config.to_json()},
-            env_steps=env_steps, aux_epochs=aux_epochs, keep=self.config.checkpoint.keep,
-            chunks=chunks, run_id=self._origin["run"], world=self.world,
+            env_steps=env_steps, aux_epoch=aux_epoch, keep=self.config.checkpoint.keep,
+            chunk_makers=chunk_makers, run_id=self._origin["run"], world=self.world,
         )  # fmt: skip
         with self.world.sync_errors("saving the weights"):
             if self.world.is_first:
@@ -371,7 +371,7 @@ class Run(AbstractContextManager["Run"]):
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
             "spaces": describe_spaces(self.envs),
-            "exact_state": self.envs.exact_state,
+            "exact_state": self.envs.restore_method,
             "processes": self.world.size,
             "device": str(self.executor.device),
             "plan": dataclasses.asdict(self.executor.plan),
@@ -436,8 +436,8 @@ class Run(AbstractContextManager["Run"]):
             device, means = self.executor.device, MeanAccumulator()
             means.load_state_dict(auxiliary["means"], device)
             self.buffer.aux_progress = AuxiliaryProgress(
-                chunks[self._old_policy_name]["dist_params"].to(device), means, auxiliary["epoch"],
-                seconds=auxiliary["seconds"],
+                chunks[self._old_policy_chunk_name]["dist_params"].to(device), means,
+                auxiliary["epoch"], seconds=auxiliary["seconds"],
             )  # fmt: skip
             self._rollout_seconds = auxiliary["rollout_seconds"]
             self._iteration_started = time.perf_counter() - auxiliary["total_seconds"]
@@ -465,7 +465,7 @@ class Run(AbstractContextManager["Run"]):
         return rows
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Close the run; after an error, save its last snapshot first.
+        """Close the run; after an error, save its last backup first.
 
         Environments, log and run directory are released, PyTorch's settings and signals restored.
         The error gets an attribute `run_directory`.
@@ -494,7 +494,7 @@ class Run(AbstractContextManager["Run"]):
             self.files.write_card(self.files.card | {"diverged": True})
 
     def _save_on_exit(self) -> None:
-        """Save the last snapshot, and log how to resume the run."""
+        """Save the last backup, and log how to resume the run."""
         try:
             if self.world.size == 1 or self.world.has_shared_error:
                 self._write_checkpoint()
@@ -514,19 +514,19 @@ class Run(AbstractContextManager["Run"]):
         text = f"{self.directory} was stopped after {self.env_steps:,} steps"
         self.metrics_log.show_message(f"{text}; {hint}")
 
-    def _buffer_chunks(self) -> ChunkMakers:
+    def _get_chunk_makers(self) -> ChunkMakers:
         """Return the phase's rollouts and, in an auxiliary phase, π_old, as unchanging chunks.
 
         Rollouts whose targets were recomputed have other names.
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
-        chunks: ChunkMakers = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
+        makers: ChunkMakers = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
         if (progress := self.buffer.aux_progress) is not None:
-            chunks[self._old_policy_name] = lambda: {"dist_params": progress.old_dist_params}
-        return chunks
+            makers[self._old_policy_chunk_name] = lambda: {"dist_params": progress.old_dist_params}
+        return makers
 
     @property
-    def _old_policy_name(self) -> str:
+    def _old_policy_chunk_name(self) -> str:
         """Name of the chunk with the distribution parameters before the auxiliary phase."""
         return f"{OLD_POLICY_PREFIX}-{self.learner.phase_number:06d}"
 

@@ -25,7 +25,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
         ValueError: the directory is not a run directory, has no weights yet, or none that match.
     """
     files, new = find_run_or_agent(directory), agent.state_dict()
-    old = files.weights()
+    old = files.load_weights()
     bounds = {f"{_OBS_NORM}low", f"{_OBS_NORM}high"}  # infinite before the first rollout
     if bad := [x for x in old if not (x in bounds or old[x].isfinite().all())]:
         raise ValueError(

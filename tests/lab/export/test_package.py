@@ -96,8 +96,8 @@ def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -
     (tmp_path / "best").rename(run / "best.safetensors")
     packed = RunDirectory(made.path)
     assert packed.card["env_steps"] == files.weights_env_steps("best")
-    for name, tensor in files.weights("best").items():
-        assert torch.equal(packed.weights()[name], tensor)
+    for name, tensor in files.load_weights("best").items():
+        assert torch.equal(packed.load_weights()[name], tensor)
 
 
 def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_diverged_trials_are_not_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     assert states(folder) == ["done", "diverged"]
     whole = RunDirectory(train(good).directory)
     (run,) = map(RunDirectory, (folder / "0" / "runs").iterdir())
-    assert_same([whole.weights(), rows_of(whole)], [run.weights(), rows_of(run)])
+    assert_same([whole.load_weights(), rows_of(whole)], [run.load_weights(), rows_of(run)])
 
 
 @pytest.mark.usefixtures("here")
@@ -330,7 +330,7 @@ def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path:
         (run,) = map(RunDirectory, (folder / str(number) / "runs").iterdir())
         assert len(run.card["resumed"]) == 1
         whole = RunDirectory(train(replace(long, seed=seed)).directory)
-        assert_same([whole.weights(), rows_of(whole)], [run.weights(), rows_of(run)])
+        assert_same([whole.load_weights(), rows_of(whole)], [run.load_weights(), rows_of(run)])
 
 
 @pytest.mark.slow

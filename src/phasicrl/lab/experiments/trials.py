@@ -306,7 +306,7 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
                 make_agent(config, envs)
             if config.init_from is not None:
-                find_run_or_agent(config.init_from).weights()
+                find_run_or_agent(config.init_from).load_weights()
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
 

@@ -111,7 +111,7 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     """Write configuration, card, weights and metrics of a run."""
     run, files = saved.files, RunDirectory(folder)
     files.write_config(replace(saved.config, output_dir="runs", init_from=None))
-    tensors, env_steps = run.weights(weights), run.weights_env_steps(weights)
+    tensors, env_steps = run.load_weights(weights), run.weights_env_steps(weights)
     fields = {name: value for name, value in run.card.items() if name in _CARD_FIELDS}
     files.write_card(fields | {"env_steps": env_steps})
     files.save_weights(tensors, env_steps=env_steps)

@@ -29,7 +29,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import has_channels_first
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
-from phasicrl.training.evaluation import run_agent
+from phasicrl.training.evaluation import run_agent_episodes
 
 MakeEnvs = Callable[[SavedAgent], Any]
 """Function that makes the environments of an agent."""
@@ -88,7 +88,7 @@ def film_episodes(
         def update_returns(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
-        played = run_agent(
+        played = run_agent_episodes(
             agent, envs, episodes=episodes, policy=policy, seed=seed, precision=precision,
             on_choice=film_step, on_step=update_returns, on_episode_end=write_frame,
         )  # fmt: skip

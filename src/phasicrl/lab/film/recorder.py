@@ -126,7 +126,7 @@ class Recorder:
             try:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
-                self._log.write_episode_steps(path, env_steps=env_steps)
+                self._log.write_episode_to_tensorboard(path, env_steps=env_steps)
             except OSError as error:
                 self._log.show_message(f"warning: no table of steps: {error}")
         if not self._is_filming:
