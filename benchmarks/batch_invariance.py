@@ -74,7 +74,7 @@ def make_trials(seeds: Iterable[int], tasks: Iterable[str]) -> list[Trial]:
 
 def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each tenth of the run."""
-    task, arm, size = trial.label
+    task, arm, size = trial.label_parts
     every = trial.config.budget // trial.config.batch_size // POINTS
     config = trial.config.with_updates({"evaluation.every_iterations": every})
     about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
@@ -143,7 +143,7 @@ def main(
     tasks: tuple[str, ...] = tuple(TASKS),
 ) -> None:
     """Run what is missing, and draw the figure."""
-    table = ResultTable(output, COLUMNS, label=("task", "arm", "divided_by"))
+    table = ResultTable(output, COLUMNS, label_columns=("task", "arm", "divided_by"))
     for trial in run_missing_trials(table, make_trials(seeds, tasks), measure, jobs=jobs):
         print(*trial.key, flush=True)
     draw(table.read(), figure)

@@ -51,7 +51,7 @@ def published_runs(path: Path, task: Task, column: str, end: float) -> Curve:
                 runs[row["run"]][float(row["step"])] = float(row[column])
     steps = sorted(set.intersection(*map(set, runs.values())))
     values = np.array([[run[step] for step in steps] for run in runs.values()])
-    return Curve("published", task, np.array(steps), values, published=True)
+    return Curve("published", task, np.array(steps), values, is_published=True)
 
 
 def compare(

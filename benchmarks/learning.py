@@ -52,7 +52,7 @@ def train_and_measure(trial: Trial, *, threshold: float) -> list[Row]:
     steps_to_threshold = int(next(reached, {"env_steps": 0})["env_steps"])
     greedy, sampled = evaluate(run.directory, episodes=20)
     row: Row = {
-        "preset": trial.label[0],
+        "preset": trial.label_parts[0],
         "seed": trial.config.seed,
         "env": run.envs.name,
         "env_steps": run.env_steps,

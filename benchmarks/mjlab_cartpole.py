@@ -89,7 +89,7 @@ def train_rsl_rl(config: Config) -> Points:
 
 def train_once(trial: trials.Trial) -> list[trials.Row]:
     """Train, and return a row for each iteration."""
-    ours = trial.label[0] == "phasicrl"
+    ours = trial.label_parts[0] == "phasicrl"
     with contextlib.redirect_stdout(io.StringIO()):
         points = (train_ours if ours else train_rsl_rl)(trial.config)
     times, commit = [point[1] for point in points], find_commit() or "unknown"
@@ -103,7 +103,7 @@ def train_once(trial: trials.Trial) -> list[trials.Row]:
 
 def main(out: Path, /, seeds: int = 5, iterations: int = 60) -> None:
     """Train what the file lacks."""
-    table = trials.ResultTable(out, COLUMNS, label=("trainer",))
+    table = trials.ResultTable(out, COLUMNS, label_columns=("trainer",))
     config = CONFIG.with_updates({"total_env_steps": iterations * NUM_ENVS * NUM_STEPS})
     numbers = range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + seeds)
     for seed in numbers:

@@ -45,7 +45,7 @@ ARMS: dict[tuple[str, ...], tuple[str, str, str, dict[str, Any]]] = {
 
 def train_once(trial: trials.Trial) -> list[trials.Row]:
     """Train, and return a row for each iteration."""
-    file, kind, *_ = ARMS[trial.label]
+    file, kind, *_ = ARMS[trial.label_parts]
     means: dict[int, float] = {}
 
     def note_return(run: Any, record: dict[str, float]) -> None:
@@ -90,7 +90,7 @@ def main(
     jobs: int = 1, figure: Path | None = None,
 ) -> None:  # fmt: skip
     """Train what the file lacks, and draw."""
-    table = trials.ResultTable(output, COLUMNS, label=("task", "algorithm"))
+    table = trials.ResultTable(output, COLUMNS, label_columns=("task", "algorithm"))
     wanted: list[trials.Trial] = []
     for arm, (file, _, preset, changes) in ARMS.items():
         config = get_preset(preset).with_updates({

@@ -162,7 +162,7 @@ def train_rsl_rl(task: str, seed: int, iterations: int) -> list[float]:
 
 def measure(trial: trials.Trial, *, rsl_rl: str | None) -> list[trials.Row]:
     """Train, and compare the values with the truth; returns one row."""
-    (task, arm), config, left_out = trial.label, trial.config, 0.0
+    (task, arm), config, left_out = trial.label_parts, trial.config, 0.0
     if arm == "rsl_rl":
         call = f"train_rsl_rl({task!r}, {config.seed}, {config.num_iterations})"
         code = f"import time_limits as t, json; print(json.dumps(t.{call}))"
@@ -184,7 +184,7 @@ def measure(trial: trials.Trial, *, rsl_rl: str | None) -> list[trials.Row]:
 
 def main(output: Path, /, rsl_rl: str | None = None, seeds: int = 5, jobs: int = 1) -> None:
     """Train every arm on both tasks with every seed, and print means with 95 % intervals."""
-    table = trials.ResultTable(output, COLUMNS, label=("task", "arm"))
+    table = trials.ResultTable(output, COLUMNS, label_columns=("task", "arm"))
     arms = [(task, arm) for task in ("limit", "both") for arm in ARMS if arm != "rsl_rl" or rsl_rl]
     numbers = range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + seeds)
     wanted = [trial for label in arms for trial in trials.vary_seed(label, CONFIG, numbers)]
@@ -193,7 +193,7 @@ def main(output: Path, /, rsl_rl: str | None = None, seeds: int = 5, jobs: int =
         print(*trial.key, flush=True)
     print("| task | trained by | mean error | bias | steps left out |\n|---|---|---|---|---|")
     for label in arms:
-        rows = table.select_rows(trials.vary_seed(label, CONFIG, numbers))
+        rows = table.read_trial_rows(trials.vary_seed(label, CONFIG, numbers))
         columns = [[float(row[name]) for row in rows] for name in ("error", "bias", "left_out")]
         error, bias = (estimate(np.array(x)[:, None], MEASURES["mean"]) for x in columns[:2])
         print(f"| {' | '.join(label)} | {error} | {bias} | {np.mean(columns[2]):.1%} |")

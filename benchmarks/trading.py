@@ -41,10 +41,10 @@ COLUMNS = (
 
 def measure(trial: Trial) -> list[Row]:
     """Train in the market; returns one row."""
-    heuristic = None if ARMS[trial.label[0]] else EXAMPLE["buy_low"]
+    heuristic = None if ARMS[trial.label_parts[0]] else EXAMPLE["buy_low"]
     run = train(trial.config, make_env=EXAMPLE["Market"], mask_actions=heuristic)
     row = summarize_run(run.directory, make_env=EXAMPLE["Market"])
-    return [{"arm": trial.label[0], "seed": trial.config.seed, **row}]
+    return [{"arm": trial.label_parts[0], "seed": trial.config.seed, **row}]
 
 
 def main(
@@ -64,7 +64,7 @@ def main(
             range(first_seed, first_seed + seeds),
         )
     ]  # fmt: skip
-    for trial in run_missing_trials(ResultTable(output, COLUMNS, label=("arm",)), trials, measure):
+    for trial in run_missing_trials(ResultTable(output, COLUMNS, ("arm",)), trials, measure):
         print(*trial.key, flush=True)
 
 

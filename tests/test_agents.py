@@ -8,7 +8,7 @@ import pytest
 
 from phasicrl.config_io import read_json
 from phasicrl.lab.export.export import export_policy, play_exported
-from phasicrl.lab.export.package import EVALUATION_FILE, check_package
+from phasicrl.lab.export.package import EVALUATION_FILE, check_package_hashes
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
 from phasicrl.training.evaluate import evaluate
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("path", sorted(AGENTS_FOLDER.iterdir()), ids=lambda path: path.name)
 def test_a_package_is_whole_and_of_a_preset_and_on_film(path: Path) -> None:
-    assert "agent.safetensors" in check_package(path)
+    assert "agent.safetensors" in check_package_hashes(path)
     config = RunDirectory(path).config
     assert config.name in PRESETS and config.seed >= 101
     assert config.total_env_steps == get_preset(config.name).total_env_steps

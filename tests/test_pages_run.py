@@ -76,7 +76,7 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "evaluate", play_one_episode)
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     for name, suite in suites.SUITES.items():
-        few = replace(suite, arms=lambda base, suite=suite: suite.arms(base)[:2])
+        few = replace(suite, make_arms=lambda base, suite=suite: suite.make_arms(base)[:2])
         monkeypatch.setitem(suites.SUITES, name, few)
 
 
@@ -140,7 +140,7 @@ def as_on(words: list[str], runs: Trained) -> list[str]:
         del changed[first + 1 : first + 3]
     if words[0] == "suite" and len(words) > 1:  # one seed of one task
         given = changed[changed.index("--tasks") + 1] if "--tasks" in changed else None
-        one = given or suites.SUITES[words[1]].small[0]
+        one = given or suites.SUITES[words[1]].small_tasks[0]
         scale = ["--scale", "paper"] if "paper" in changed else []
         changed = [*changed[:2], "--tasks", one, *scale, "--seeds", "101",
                    "--total-env-steps", str(ONE_EPISODE.get(one, 2048))]  # fmt: skip

@@ -138,7 +138,7 @@ def in_suites(row: dict[str, str]) -> list[str]:
 
 def tricks_page() -> str:
     """Return the page of tricks: source, function, option, and its value in some presets."""
-    apart = SUITES["tricks-one-out"].small
+    apart = SUITES["tricks-one-out"].small_tasks
     text = (
         "# Tricks\n\nSource, function and option of each trick, its value in five presets, and "
         "what it is worth: the greedy return without it (and with it), means over seeds. "

@@ -420,7 +420,7 @@ EARLY = {
 def on_all_games(reference: str, *experiments: str) -> list[Curve]:
     """Return published curves of Procgen's games, hard."""
     ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in PROCGEN_GAMES}
-    return read_reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
+    return read_reference_curves(Path(reference), RETURN, last_steps=ends, experiments=experiments)
 
 
 def game_of(curve: Curve) -> str:
@@ -560,7 +560,7 @@ def published_ppg() -> Cells:
     for name, curve in ours.items():
         yield f"ours, {name}", *cells(curve), *("" for _ in spans)
     until = {x.task: float(max(lasts.values())) for x in ours.values()}
-    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, ends=until):
+    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, last_steps=until):
         gaps = list[str]()
         for name, span in spans:
             at_end = means(theirs, span)
@@ -804,7 +804,7 @@ def suites() -> Cells:
     yield "suite", "what it compares", "tasks, small", "steps, small"
     for name, each in SUITES.items():
         steps = f"{each.small_steps:,}" if each.small_steps else "of the task"
-        yield f"`{name}`", each.description, ", ".join(each.small), steps
+        yield f"`{name}`", each.description, ", ".join(each.small_tasks), steps
 
 
 TABLES: dict[str, Callable[[], Cells]] = {

@@ -101,7 +101,7 @@ def test_a_trace_has_an_auxiliary_phase(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(algorithm, "auxiliary_phase", count)
     config = tiny(tmp_path, aux=tiny_aux(every=2, run_every=2), total_env_steps=1024)
     with start_run(config, make_env=corridor) as run:
-        bench._write_trace(run, tmp_path / "traces" / "trace.json")
+        bench._profile_phase(run, tmp_path / "traces" / "trace.json")
     assert len(phases) == 1 and (tmp_path / "traces" / "trace.json").is_file()
 
 

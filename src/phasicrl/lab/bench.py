@@ -77,13 +77,13 @@ class Report:
         return next(rate.per_second for rate in self.rates if rate.name == name)
 
     @property
-    def share_of_limit(self) -> float:
+    def share_of_network_speed(self) -> float:
         """Rate of the whole loop divided by that of the bare networks."""
         return self.get_speed("whole loop") / self.get_speed("networks alone")
 
     def to_json(self) -> str:
         """Format the report as JSON."""
-        values = asdict(self) | {"share_of_limit": self.share_of_limit}
+        values = asdict(self) | {"share_of_limit": self.share_of_network_speed}
         return json.dumps(values | {"config": json.loads(self.config.to_json())}, indent=2)
 
 
@@ -116,7 +116,7 @@ def measure_speed(
             rates, split = _measure_loop(run, seconds)
             limit, passes, flops = _measure_networks(run)
             if trace is not None:
-                notes.append(_write_trace(run, trace))
+                notes.append(_profile_phase(run, trace))
             card = run.files.card
             machine = card["machine"] | card["versions"] | card["plan"] | {"commit": card["commit"]}
             if run.executor.plan.on_gpu:
@@ -153,20 +153,20 @@ def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float
     """Train whole periods; return rates of the loop and its halves, and the split of time."""
     length, parts = run.config.aux_phase_interval, ("rollout", "policy", "value", "auxiliary")
     periods: list[list[float]] = []  # seconds in total, and of each part
-    iterations: list[Mapping[str, float]] = []
+    records: list[Mapping[str, float]] = []
     period_start = start = perf_counter()
 
     def record_period(_: object, record: Mapping[str, float]) -> Literal["stop"] | None:
         nonlocal period_start, start
-        iterations.append(record)
-        if len(iterations) < length:
+        records.append(record)
+        if len(records) < length:
             return None
-        times = [sum(row.get(f"time/{part}", 0.0) for row in iterations) for part in parts]
+        times = [sum(row.get(f"time/{part}", 0.0) for row in records) for part in parts]
         now = perf_counter()
         periods.append([now - period_start, *times])
         period_start = now
         start = now if len(periods) == 1 else start  # the first period warms up
-        iterations.clear()
+        records.clear()
         return "stop" if len(periods) >= 4 and now - start >= seconds else None
 
     run.callbacks.on_iteration = record_period
@@ -176,14 +176,14 @@ def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float
     shares = [sum(times) / sum(whole) for times in (rollout, *updates)]
     split = {part: share for part, share in zip(parts, shares, strict=True) if share}
     rates = [
-        _make_rate("whole loop", [steps / x for x in whole]),
-        _make_rate("rollout", [steps / x for x in rollout]),
-        _make_rate("update", [steps / sum(times) for times in zip(*updates, strict=True)]),
+        _summarize_rates("whole loop", [steps / x for x in whole]),
+        _summarize_rates("rollout", [steps / x for x in rollout]),
+        _summarize_rates("update", [steps / sum(times) for times in zip(*updates, strict=True)]),
     ]
     return rates, split | {"everything else": 1 - sum(shares)}
 
 
-def _write_trace(run: Any, path: Path) -> str:
+def _profile_phase(run: Any, path: Path) -> str:
     """Record the kernels of one period; return a table of the most expensive ones."""
     last = run.iteration + run.config.aux_phase_interval
     with torch.profiler.profile() as profile:
@@ -199,19 +199,19 @@ def _write_trace(run: Any, path: Path) -> str:
 class _NetworkPass(NamedTuple):
     """A kind of pass through the networks, and its number per observation."""
 
-    policy: bool
-    value: bool
+    runs_policy: bool
+    runs_value: bool
     backward: bool = True
     phase: Literal["policy", "aux"] = "policy"
-    times: float = 1.0
+    per_step: float = 1.0
 
 
 def _list_passes(run: Any) -> list[_NetworkPass]:
     """Return the passes of acting and of all epochs, without those that only measure."""
     config, aux = run.config, run.config.aux
     acting = _NetworkPass(True, True, backward=False)
-    times = aux.epochs * (aux.iterations_per_epoch or aux.every) / config.aux_phase_interval
-    auxiliary = _NetworkPass(True, True, phase="aux", times=times)
+    per_step = aux.epochs * (aux.iterations_per_epoch or aux.every) / config.aux_phase_interval
+    auxiliary = _NetworkPass(True, True, phase="aux", per_step=per_step)
     passes = [_NetworkPass(*kind) for kind in config.ppo.epoch_kinds]
     return [*passes, acting, *[auxiliary] * config.has_auxiliary_phase]
 
@@ -229,44 +229,44 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     passes = _list_passes(run)
     pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
 
-    def run_network_pass(each: _NetworkPass, piece: Any) -> None:
+    def run_network_pass(network_pass: _NetworkPass, piece: Any) -> None:
         inputs = (piece.obs, piece.first, piece.state)
-        precision = run.executor.precision(each.phase)
-        with torch.set_grad_enabled(each.backward):
-            if not each.policy:
+        precision = run.executor.precision(network_pass.phase)
+        with torch.set_grad_enabled(network_pass.backward):
+            if not network_pass.runs_policy:
                 outputs = [agent.value(*inputs, precision=precision)]
-            elif not each.value:
+            elif not network_pass.runs_value:
                 policy, _ = agent.policy(*inputs, piece.action_mask, precision=precision)
                 outputs = [policy.dist_params]
             else:
                 output = agent(*inputs, piece.action_mask, precision=precision)
                 outputs = [output.policy.dist_params, output.value]
                 outputs += [] if output.aux_value is None else [output.aux_value]
-        if each.backward:
+        if network_pass.backward:
             sum(tensor.sum() for tensor in outputs).backward()  # type: ignore[union-attr]
             agent.zero_grad(set_to_none=True)
 
     flops = 0.0
-    for each, piece in zip(passes, pieces, strict=True):  # a warm-up, too
+    for network_pass, piece in zip(passes, pieces, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
-            run_network_pass(each, piece)
-        flops += each.times * counter.get_total_flops() / piece.first.numel()
+            run_network_pass(network_pass, piece)
+        flops += network_pass.per_step * counter.get_total_flops() / piece.first.numel()
 
-    def time_network_pass(each: _NetworkPass, piece: Any) -> float:
+    def time_network_pass(network_pass: _NetworkPass, piece: Any) -> float:
         run.executor.synchronize()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _PASS_SECONDS or not calls:
-            run_network_pass(each, piece)
+            run_network_pass(network_pass, piece)
             calls += 1
         run.executor.synchronize()
-        return each.times * (perf_counter() - start) / calls / piece.first.numel()
+        return network_pass.per_step * (perf_counter() - start) / calls / piece.first.numel()
 
     rounds = [sum(map(time_network_pass, passes, pieces)) for _ in range(3)]
-    counts = {"forward and backward": sum(x.times for x in passes if x.backward), "forward": 1.0}
-    return _make_rate("networks alone", [1 / seconds for seconds in rounds]), counts, flops
+    counts = {"forward and backward": sum(x.per_step for x in passes if x.backward), "forward": 1.0}
+    return _summarize_rates("networks alone", [1 / seconds for seconds in rounds]), counts, flops
 
 
-def _make_rate(name: str, values: Sequence[float]) -> Rate:
+def _summarize_rates(name: str, values: Sequence[float]) -> Rate:
     return Rate(name, statistics.median(values), min(values), max(values))
 
 
@@ -282,7 +282,7 @@ def print_report(report: Report) -> None:
     gflops = report.gflops_per_step * report.get_speed("whole loop")
     print(
         f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {gflops:,.1f} "
-        f"GFLOP/s; the whole loop runs at {report.share_of_limit:.0%} of the networks alone"
+        f"GFLOP/s; the whole loop runs at {report.share_of_network_speed:.0%} of the networks alone"
     )
     gigabytes = (x / 1e9 for x in (report.peak_memory, report.peak_gpu_memory, report.buffer))
     print("memory: peak {:.2f} GB, GPU {:.2f} GB, phase buffer {:.2f} GB".format(*gigabytes))

@@ -31,7 +31,7 @@ def _export(words: list[str]) -> None:
     made = cli.parse_and_call(export_policy, "export", words)
     for kind in ("input", "output"):
         cli.print_lines(f"  {kind} {x}: {text}" for x, text in made.metadata[f"{kind}s"].items())
-    on = f"on {made.observations:,} observations it differs from the agent"
+    on = f"on {made.num_observations:,} observations it differs from the agent"
     cli.print_lines([f"{on} by at most {made.difference:.1g}", made.path])
 
 
@@ -110,12 +110,12 @@ def _suite(words: list[str]) -> None:
 
     if not words:
         return cli.print_lines(
-            f"{name:<16}{suite.description}; small: {', '.join(suite.small)}"
+            f"{name:<16}{suite.description}; small: {', '.join(suite.small_tasks)}"
             for name, suite in SUITES.items()
         )
 
     def print_trial(trial: Any) -> None:
-        task, arm, budget = trial.label
+        task, arm, budget = trial.label_parts
         cli.print_lines([f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"])
 
     _print_comparison(cli.parse_and_call(partial(run_suite, on_trial=print_trial), "suite", words))
@@ -123,23 +123,23 @@ def _suite(words: list[str]) -> None:
 
 def _sweep(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
-    commands = {"make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _status}
+    commands = {"make": _make_sweep, "search": _search, "run": _run_sweep, "status": _status}
     cli.run_command(words, commands, "phasicrl sweep")
 
 
 def _make_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
-    from phasicrl.lab.sweeps.sweep import make_sweep
+    from phasicrl.lab.sweeps.sweep import write_sweep
 
-    added = cli.parse_and_call(make_sweep, "sweep make", words)
+    added = cli.parse_and_call(write_sweep, "sweep make", words)
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
-def _make_search(words: list[str]) -> None:
+def _search(words: list[str]) -> None:
     """Write a search for settings with Optuna, or add trials to one; nothing is trained yet."""
-    from phasicrl.lab.sweeps.search import make_search
+    from phasicrl.lab.sweeps.search import write_search
 
-    added = cli.parse_and_call(make_search, "sweep search", words)
+    added = cli.parse_and_call(write_search, "sweep search", words)
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 

@@ -34,7 +34,7 @@ def test_the_band_depends_on_the_number_of_runs(
     curve = Curve("ppg", Task("x"), np.arange(runs.shape[1], dtype=float), runs, published)
     np.testing.assert_array_equal(curve.band, band)
     assert curve.band_description == name
-    assert replace(curve, num_levels=200).description.endswith(", 200 levels")
+    assert replace(curve, num_levels=200).runs_description.endswith(", 200 levels")
 
 
 def test_runs_are_interpolated_on_one_grid_where_all_have_data(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ THIN = "thin: single runs; band: "
         ([curve("a", 3), curve("b", 5)], ["a (3 runs)", "b (5 runs)"], THIN + MANY),
         ([curve(x, 3) for x in "abc"], [f"{x} (3 runs)" for x in "abc"], f"band: {MANY}"),
         (
-            [curve("a", 1, "x"), curve("a", 2, "y"), curve("b", 1, "x", published=True)],
+            [curve("a", 1, "x"), curve("a", 2, "y"), curve("b", 1, "x", is_published=True)],
             ["a (one run or 2 runs)", "b (published: one run)"],
             f"{THIN}minimum to maximum",
         ),
@@ -109,7 +109,7 @@ def test_each_environment_has_a_panel_with_its_curves_and_the_target(panels: int
 @pytest.mark.parametrize(("arms", "tasks"), [(10, "x"), (10, "xy"), (11, "xy"), (40, "x")])
 def test_many_arms_are_drawn_in_small_panels_of_distinct_colors(arms: int, tasks: str) -> None:
     ours = [curve(f"clip {x}", 3, task, experiment="demo") for task in tasks for x in range(arms)]
-    theirs = [curve(f"theirs {i}", 1, task, published=True) for task in tasks for i in range(9)]
+    theirs = [curve(f"theirs {i}", 1, task, is_published=True) for task in tasks for i in range(9)]
     for drawn, published in ((ours, 0), (ours + theirs, 9)):
         figure = draw_curves(drawn, "return", None)
         panels = [panel for panel in figure.axes if panel.axison]

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no auxiliary phase")
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
     """Return the changes of each arm to the paper's PPG, by name."""
     suite = SUITES[name]
-    base = suite.make_base(task, scale)
+    base = suite.make_base_configs(task, scale)
     return {
         arm: {field: new for field, (_, new) in differences(config, base.ppg).items()}
-        for arm, config in suite.arms(base)
+        for arm, config in suite.make_arms(base)
     }
 
 
@@ -63,9 +63,9 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     suite = SUITES["fig2"]
     assert suite.tasks("paper") == PROCGEN_GAMES and len(PROCGEN_GAMES) == 16
     assert suite.num_seeds == 3
-    base = suite.make_base("miner", "paper")
+    base = suite.make_base_configs("miner", "paper")
     paper = {"env.id": "procgen:miner"}
-    assert suite.arms(base) == [
+    assert suite.make_arms(base) == [
         ("PPG", get_preset("procgen-ppg-paper").with_updates(paper)),
         ("PPO", get_preset("procgen-ppo-paper").with_updates(paper)),
     ]
@@ -73,23 +73,23 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
 
 
 def base(name: str, task: str, scale: Any = "paper") -> Any:
-    return SUITES[name].make_base(task, scale)
+    return SUITES[name].make_base_configs(task, scale)
 
 
 def test_the_table_of_source_000() -> None:
     assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
-    of_table = SUITES["seeds-table"].arms(base("seeds-table", "bigfish"))
+    of_table = SUITES["seeds-table"].make_arms(base("seeds-table", "bigfish"))
     ppg, ppo, of_openai, *of_cleanrl = (config for _, config in of_table)
     assert ppg.total_env_steps == ppo.total_env_steps == 25_000_000 and not ppo.has_auxiliary_phase
     assert differences(of_openai, ppg) == {"reward_norm.gamma": (None, 0.99)}
     bigfish = {"env.id": "procgen:bigfish"}
     presets = "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen"
     assert of_cleanrl == [get_preset(name).with_updates(bigfish) for name in presets]
-    small = [x for _, x in SUITES["seeds-table"].arms(base("seeds-table", "bigfish", "small"))]
+    small = [x for _, x in SUITES["seeds-table"].make_arms(base("seeds-table", "bigfish", "small"))]
     shapes = {(one.env.num_envs, one.ppo.num_steps, one.model.channels, one.total_env_steps)
               for one in small}  # fmt: skip
     assert len(small) == 5 and shapes == {(32, 64, (4, 8, 8), 150_000)}
-    assert len(SUITES["seeds-table"].arms(base("seeds-table", "hopper", "small"))) == 3
+    assert len(SUITES["seeds-table"].make_arms(base("seeds-table", "hopper", "small"))) == 3
 
 
 def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
@@ -104,7 +104,7 @@ def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
     }  # fmt: skip
     assert "rewards normalized by γ 0.99" in pendulum - on_acrobot  # Pendulum's own γ is 0.9
     assert not any("transitions" in arm for arm in remembering)
-    of_ppo = {task: dict(SUITES["ppo-details"].arms(base("ppo-details", task, "small"))).keys()
+    of_ppo = {task: dict(SUITES["ppo-details"].make_arms(base("ppo-details", task, "small"))).keys()
               for task in ("pendulum", "acrobot", "atari")}  # fmt: skip
     # Episodes of 200 steps fit into rollouts of 4 × 512; half of 8 × 128 steps cannot hold 500.
     assert "whole episodes of 4 × 512" in of_ppo["pendulum"]
@@ -124,7 +124,7 @@ def test_the_help_names_every_suite() -> None:
 def test_arms_of_every_task_can_be_made_and_differ(name: str, scale: Any) -> None:
     suite = SUITES[name]
     for task in suite.tasks(scale):
-        made = suite.arms(suite.make_base(task, scale))
+        made = suite.make_arms(suite.make_base_configs(task, scale))
         assert len(made) > 1 and len({arm for arm, _ in made}) == len(made)
         identities = [config.identity() for _, config in made]
         assert all(identities.count(one) == 1 for one in identities), task

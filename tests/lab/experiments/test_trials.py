@@ -46,7 +46,7 @@ def table(path: Path) -> ResultTable:
 
 def rows_of(trial: Trial) -> list[dict[str, Any]]:
     seed = trial.config.seed
-    return [{"preset": trial.label[0], "seed": seed, "reached": 10 * seed}]
+    return [{"preset": trial.label_parts[0], "seed": seed, "reached": 10 * seed}]
 
 
 def read(path: Path) -> list[tuple[str, str, str]]:
@@ -74,7 +74,7 @@ def test_each_run_is_made_once_and_rows_are_ordered(tmp_path: Path, name: str) -
 @pytest.mark.usefixtures("here")
 def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -> None:
     columns = ("game", "setting", "seed", "steps")
-    results = ResultTable(tmp_path / "x.csv", columns, label=columns[:2])
+    results = ResultTable(tmp_path / "x.csv", columns, label_columns=columns[:2])
 
     def measure(trial: Trial) -> list[dict[str, Any]]:
         about = dict(zip(columns[:3], trial.key, strict=True))

@@ -80,7 +80,7 @@ def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: P
     run = train(config(tmp_path), make_env=make_env).directory
     made = export_policy(run, make_env=make_env, observations=1_000)
     assert made.path == run / "policy.onnx" and made.difference <= 1e-5
-    assert made.observations >= 1_000
+    assert made.num_observations >= 1_000
     if case == "images":
         return  # its episodes take seconds
     program = export_policy(run, format="torch", make_env=make_env, observations=8).path
@@ -186,7 +186,7 @@ def float64_cartpole() -> gym.Env[Any, Any]:
 def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
     made = export_policy(run, format="torch", make_env=corridor, observations=1)
-    assert made.observations == 2  # one of each of the two environments that torch.export needs
+    assert made.num_observations == 2  # one of each of the two environments that torch.export needs
     policy = open_policy(made.path)
     for num_envs in (1, 2, 5):
         obs = np.zeros((num_envs, 2), np.float32)

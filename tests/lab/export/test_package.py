@@ -21,7 +21,7 @@ from phasicrl.lab.export.package import (
     EVENTS_FILE,
     HASHES_FILE,
     PACKAGE_FILES,
-    check_package,
+    check_package_hashes,
     release,
 )
 from phasicrl.runs.checkpoint import hash_file
@@ -75,7 +75,7 @@ def test_the_events_of_all_processes_of_a_run_are_packed_in_one_file(tmp_path: P
     resume(run, make_env=corridor)
     assert len(list(run.glob("events.out.tfevents.*"))) == 2
     (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)
-    assert EVENTS_FILE in check_package(made.path)
+    assert EVENTS_FILE in check_package_hashes(made.path)
     found = events.EventAccumulator(str(made.path)).Reload().Scalars("losses/entropy")
     rows = rows_of(RunDirectory(run))
     assert [event.step for event in found] == [row["env_steps"] for row in rows] and len(rows) == 4
@@ -137,10 +137,10 @@ def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
     ],
 )
 def test_a_changed_package_is_refused(package: Path, damage: Any, said: str) -> None:
-    check_package(package)
+    check_package_hashes(package)
     damage(package)
     with pytest.raises(ValueError, match=said):
-        check_package(package)
+        check_package_hashes(package)
 
 
 def with_listed(path: Path, name: str) -> None:

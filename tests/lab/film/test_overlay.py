@@ -36,7 +36,7 @@ def drawn(
     policy = head.distribution(torch.stack([dist_params.flip(0), dist_params]).unsqueeze(1))
     actions = torch.stack([torch.zeros_like(action), action]).unsqueeze(1)
     values = torch.tensor([[9.0], [value]])
-    strip = Overlay(SimpleNamespace(policy_head=head)).draw(  # type: ignore[arg-type]
+    strip = Overlay(SimpleNamespace(policy_head=head)).draw_strip(  # type: ignore[arg-type]
         policy, values, actions, torch.tensor([9.0, so_far]), 1, WIDTH
     )
     assert strip.shape == (6 * UNIT, WIDTH, 3)

@@ -64,7 +64,7 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     (tmp_path / "values.json").write_text(json.dumps(values))
     words = [str(tmp_path / "search"), "classic-ppo", str(tmp_path / "values.json")]
     assert main(["sweep", "search", *words, "--trials", "2"]) == 0
-    assert module.make_search(Path(words[0]), words[1], Path(words[2]), trials=5) == 3
+    assert module.write_search(Path(words[0]), words[1], Path(words[2]), trials=5) == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH_FILE
     search = read_options(module.Search, file)
     assert search == module.Search(base, values, (1, 2, 3), 5)
@@ -72,10 +72,10 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     found = [(status.id, status.state) for status in sweep.get_trial_statuses(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
     with pytest.raises(ValueError, match="with another sweep"):
-        module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
-    sweep.make_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
+        module.write_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
+    sweep.write_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match="with another sweep"):
-        module.make_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
+        module.write_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_search_is_refused_where_it_would_mislead(
 ) -> None:
     (tmp_path / "values.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=says):
-        module.make_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", **options)
+        module.write_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", **options)
     assert not (tmp_path / "search").exists()
 
 

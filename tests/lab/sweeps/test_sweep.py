@@ -75,12 +75,14 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     close = [0.123412, 0.123388]
-    assert sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
+    assert sweep.write_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
     before = {path: path.read_text() for path in folder.glob(f"*/{grid.TRIAL_FILE}")}
     more = values(tmp_path, ppo__clip=[*close, 0.3])
-    assert sweep.make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
+    assert sweep.write_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
     assert all(path.read_text() == text for path, text in before.items())
-    configs = [read_options(Config, path / grid.TRIAL_FILE) for path in sweep.list_trials(folder)]
+    configs = [
+        read_options(Config, path / grid.TRIAL_FILE) for path in sweep.list_trial_folders(folder)
+    ]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
     assert get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2}) in configs
@@ -117,19 +119,19 @@ def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
 
 
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
-    sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
+    sweep.write_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match=r"expected one kind\. Separate them"):
-        sweep.make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
+        sweep.write_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     for presets, seeds in (([], (1,)), (["classic-ppo"], ())):
         with pytest.raises(ValueError, match="expected at least one of each"):
-            sweep.make_sweep(tmp_path / "empty", presets, seeds=seeds)
+            sweep.write_sweep(tmp_path / "empty", presets, seeds=seeds)
     with pytest.raises(ValueError, match="seed is -5"):
-        sweep.make_sweep(tmp_path / "negative", ["classic-ppo"], seeds=(1, -5))
+        sweep.write_sweep(tmp_path / "negative", ["classic-ppo"], seeds=(1, -5))
     assert not (tmp_path / "negative").exists()
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / grid.SEARCH_FILE).touch()
     with pytest.raises(ValueError, match="with a search; expected a new folder"):
-        sweep.make_sweep(tmp_path / "search", ["classic-ppo"])
+        sweep.write_sweep(tmp_path / "search", ["classic-ppo"])
 
 
 def test_trials_at_several_difficulties_of_a_game_are_distinguished(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_trials_train_and_resume_in_an_environment_of_ones_own(
     monkeypatch.syspath_prepend(tmp_path)
     folder, words = tmp_path / "sweep", ["--make-env", "rooms:make", "--total-env-steps", "2048"]
     assert main(["sweep", "make", str(folder), "classic-ppo", "--seeds", "1", *words]) == 0
-    (trial,) = sweep.list_trials(folder)
+    (trial,) = sweep.list_trial_folders(folder)
     config = read_options(Config, trial / grid.TRIAL_FILE)
     assert (config.env.id, config.total_env_steps) == ("gymnasium:rooms:make", 2048)
     train(trials.make_trial_config(config, config.name, trial), callbacks=stop_at(1))
@@ -260,14 +262,14 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
-    sweep.make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
-    (trial,) = sweep.list_trials(folder)
+    sweep.write_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
+    (trial,) = sweep.list_trial_folders(folder)
     grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome("done"))
     (status,) = sweep.get_trial_statuses(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
     assert status.shared_settings == "classic-ppo, clip 0.1"
     more = values(tmp_path, ppo__clip=[0.1, 0.3])
-    sweep.make_sweep(folder, ["classic-ppo"], values=more, seeds=(1,))
+    sweep.write_sweep(folder, ["classic-ppo"], values=more, seeds=(1,))
     statuses = sweep.get_trial_statuses(folder)
     assert {status.arm for status in statuses} == {"clip 0.1", "clip 0.3"}
     assert {status.shared_settings for status in statuses} == {"classic-ppo"}
@@ -281,8 +283,8 @@ def test_status_of_many_trials_lists_those_that_need_attention(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "sweep"
-    sweep.make_sweep(folder, ["classic-ppo"], seeds=range(1, 22))
-    trials = sweep.list_trials(folder)
+    sweep.write_sweep(folder, ["classic-ppo"], seeds=range(1, 22))
+    trials = sweep.list_trial_folders(folder)
     for trial, state in zip(trials[:19], [*["done"] * 17, "diverged", "diverged"], strict=True):
         grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome(state))
     for lost in (0, 1):
@@ -305,7 +307,7 @@ def locked_by(folder: Path) -> int:
 
 def has_begun(folder: Path, rows: int = 15) -> bool:
     """Return true if every trial has some rows of metrics."""
-    runs = [[*(each / "runs").glob("*")] for each in sweep.list_trials(folder)]
+    runs = [[*(each / "runs").glob("*")] for each in sweep.list_trial_folders(folder)]
     return all(of and len(RunDirectory(of[0]).last_rows(rows)) == rows for of in runs)
 
 

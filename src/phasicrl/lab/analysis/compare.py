@@ -43,7 +43,7 @@ class MissedBoundError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskResult:
+class ExperimentScores:
     """Scores of an experiment on a task.
 
     Attributes:
@@ -115,7 +115,7 @@ class Comparison:
 
     metric: str
     units: ScoreUnits
-    results: tuple[TaskResult, ...]
+    results: tuple[ExperimentScores, ...]
     overall: tuple[AggregateScores, ...]
     missed: tuple[str, ...]
     files: tuple[Path, ...]
@@ -164,23 +164,23 @@ def compare_runs(
     if reference is None and share_of_reference is not None:
         raise ValueError(f"share_of_reference is {share_of_reference:g}; expected a reference too")
     curves = read_curves(runs, metric)
-    endless = [curve.label for curve in curves if np.isnan(curve.runs).any()]
-    if not (curves := [curve for curve in curves if curve.label not in endless]):
+    unscored = [curve.label for curve in curves if np.isnan(curve.runs).any()]
+    if not (curves := [curve for curve in curves if curve.label not in unscored]):
         raise ValueError(f"no run has a finished episode; expected one. Set a limit ({LIMIT_HINT})")
     if reference is not None:
-        ends = {curve.task: math.inf for curve in curves}
-        curves += read_reference_curves(reference, metric, ends=ends)
+        last_steps = {curve.task: math.inf for curve in curves}
+        curves += read_reference_curves(reference, metric, last_steps=last_steps)
     comparison = compare_curves(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
-    missed = _list_missed_bounds(comparison.results, endless, at_least, share_of_reference)
-    files: list[Path] = []
+    missed = _list_missed_bounds(comparison.results, unscored, at_least, share_of_reference)
+    written_files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
         table = plot.write_csv(stem, _CSV_COLUMNS, _iterate_score_rows(comparison))
-        files = [table, *_draw_profiles(comparison, stem)]
-    notes = (*comparison.notes, *(f"not compared: {label}" for label in endless))
-    comparison = replace(comparison, missed=tuple(missed), files=tuple(files), notes=notes)
+        written_files = [table, *_draw_profiles(comparison, stem)]
+    notes = (*comparison.notes, *(f"not compared: {label}" for label in unscored))
+    comparison = replace(comparison, missed=tuple(missed), files=tuple(written_files), notes=notes)
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
         write_json(json, asdict(comparison))
@@ -203,7 +203,7 @@ def compare_curves(
     Raises:
         ValueError: curves begin after `at_steps` or end before, or units are of another task.
     """
-    results, notes = list[TaskResult](), [*_make_notes(curves, metric, target)]
+    results, notes = list[ExperimentScores](), [*_make_notes(curves, metric, target)]
     scaled = [_normalize_returns(curve, units) for curve in curves]
     for task in dict.fromkeys(curve.task for curve in curves):
         task_curves = [curve for curve in scaled if curve.task == task]
@@ -214,7 +214,7 @@ def compare_curves(
                 f"at_steps is {at:,.0f}; expected at most {end.steps[-1]:,.0f}, where {end.label} "
                 f"on {task} ends. Give fewer, or leave it out."
             )
-        longest = max(curve.steps[-1] for curve in task_curves if not curve.published)
+        longest = max(curve.steps[-1] for curve in task_curves if not curve.is_published)
         if at_steps is None and at < (1 - FINAL_SHARE) * longest:
             where = f"at {at:,.0f} steps, where {end.label} ends"
             notes.append(f"{task} is compared {where}; its longest run has {longest:,.0f}")
@@ -230,21 +230,21 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> l
     mode = ", sampled actions in training" if metric.startswith("charts/") else ""
     name = get_shared_experiment(curves)
     notes = [f"all runs are of {name}"] * bool(name)
-    for theirs in (curve for curve in curves if curve.published):
+    for theirs in (curve for curve in curves if curve.is_published):
         name = f"{theirs.label} (published)"
         if theirs.value_note:
             notes.append(f"{name}: {theirs.value_note}; ours: {metric}{mode}")
         if target is not None and theirs.is_one_number:
             notes.append(f"{name}: steps to the target are not known")
         for ours in curves:
-            is_pair = ours.task == theirs.task and not ours.published
+            is_pair = ours.task == theirs.task and not ours.is_published
             if is_pair and len({theirs.num_levels, ours.num_levels} - {None}) > 1:
                 levels, own = (f"{curve.num_levels or 'all'} levels" for curve in (theirs, ours))
                 notes.append(f"{name} was trained on {levels}, {ours.label} on {own}")
     return [*dict.fromkeys(notes)]
 
 
-def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
+def _score_curve(curve: Curve, at: float, target: float | None) -> ExperimentScores:
     """Score the runs of a curve up to `at` steps, and the steps at which they reach a target."""
     # Recorded rows: thinned or interpolated ones have other means, and reach a target elsewhere.
     points = curve.points or [(curve.steps, run) for run in curve.runs]
@@ -255,7 +255,7 @@ def _score_curve(curve: Curve, at: float, target: float | None) -> TaskResult:
         raise ValueError(f"{given}; expected at least {start}. Train longer, or leave it out")
     scores = tuple(_score_run(x, y, at, end) for x, y in points)
     mean = estimate([[score] for score in scores], MEASURES["mean"])
-    result = TaskResult(curve.label, *curve.task, curve.published, int(at), scores, mean)
+    result = ExperimentScores(curve.label, *curve.task, curve.is_published, int(at), scores, mean)
     if target is None or curve.is_one_number:
         return result
     reached = tuple(float(min(x[(x <= at) & (y >= target)], default=np.inf)) for x, y in points)
@@ -288,34 +288,35 @@ def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
 
 
 def _list_missed_bounds(
-    results: Sequence[TaskResult], endless: Sequence[str], least: float | None, share: float | None
-) -> list[str]:
+    results: Sequence[ExperimentScores], unscored: Sequence[str], at_least: float | None,
+    share_of_reference: float | None,
+) -> list[str]:  # fmt: skip
     """List means of ours below a bound or below a fraction of a published mean, or without one."""
-    lacking = [] if least is None and share is None else endless
+    lacking = [] if at_least is None and share_of_reference is None else unscored
     missed = [f"{label} has no score; expected finished episodes" for label in lacking]
     for ours in (result for result in results if not result.published):
-        bounds = [] if least is None else [(least, "")]
+        bounds = [] if at_least is None else [(at_least, "")]
         name = f"{ours.label} on {ours.task}"
-        if share is not None:
+        if share_of_reference is not None:
             published = [each for each in results if each.published and each.task == ours.task]
             missed += [] if published else [f"{name} has no published result; expected one"]
             for theirs in published:  # below zero, a share of 0.95 is 5 % lower, not higher
                 mean = theirs.mean.value
-                source = f" ({share:g} of {theirs.name} {mean:.4g})"
-                bounds.append((mean - (1 - share) * abs(mean), source))
+                source = f" ({share_of_reference:g} of {theirs.name} {mean:.4g})"
+                bounds.append((mean - (1 - share_of_reference) * abs(mean), source))
         missed += [f"{name} is {ours.mean.value:.4g}; expected at least {bound:.4g}{source}"
                    for bound, source in bounds if not ours.mean.value >= bound]  # fmt: skip
     return missed
 
 
-def _collect_scores(results: Sequence[TaskResult]) -> dict[str, Array]:
+def _collect_scores(results: Sequence[ExperimentScores]) -> dict[str, Array]:
     """Return scores `[R, T]` of each experiment on all tasks, with as many runs on each."""
     tasks = list(dict.fromkeys(str(result.task) for result in results))
-    by_name: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
+    scores_by_name: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
     for result in results:
-        by_name[result.name][str(result.task)] = result.scores
+        scores_by_name[result.name][str(result.task)] = result.scores
     matrices: dict[str, Array] = {}
-    for name, scores in by_name.items():
+    for name, scores in scores_by_name.items():
         if scores.keys() == set(tasks):
             fewest = min(map(len, scores.values()))
             matrices[name] = np.array([scores[task][:fewest] for task in tasks]).T
@@ -388,51 +389,49 @@ def make_tables(comparison: Comparison) -> list[Table]:
     results, overall = comparison.results, comparison.overall
     tasks = list(dict.fromkeys(result.task for result in results))
     units = "" if comparison.units == "raw" else f", in units {comparison.units}"
-    made: list[Table] = []
+    tables: list[Table] = []
     for task in tasks:
         task_results = [result for result in results if result.task == task]
         at = f"{comparison.metric} at {plot.format_steps(task_results[0].steps)} steps{units}"
         columns = ("experiment", "runs", "mean (95 %)", "worst", "best")
-        made.append((f"{task}: {at}", columns, [
-            (result.name, str(runs := len(result.scores)), _format_interval(result.mean, runs),
+        tables.append((f"{task}: {at}", columns, [
+            (result.name, str(runs := len(result.scores)), _format_estimate(result.mean, runs),
              format_number(min(result.scores), 4), format_number(max(result.scores), 4))
             for result in task_results
         ]))  # fmt: skip
         if comparison.target is not None:
             title = f"{task}: median steps to {comparison.target:g} ({comparison.units})"
-            made.append((title, ("experiment", "median (95 %)", "reached by"), [
-                (result.name, _format_median(result.reaches, len(result.reached)),
+            tables.append((title, ("experiment", "median (95 %)", "reached by"), [
+                (result.name, _format_median_steps(result.reaches, len(result.reached)),
                  f"{sum(map(math.isfinite, result.reached))} of {len(result.reached)} runs")
                 for result in task_results if result.reaches is not None
             ]))  # fmt: skip
     # Raw returns of different environments are not averaged.
     if len(tasks) > 1 and overall and comparison.units != "raw":
         columns = ("measure", "experiment", "runs on each", "value (95 %)")
-        made.append(("all environments (95 % stratified bootstrap)", columns, [
-            (name, one.label, f"{one.num_runs}", _format_interval(one.measures[name], one.num_runs))
-            for name, one in product(overall[0].measures, overall)
-        ]))  # fmt: skip
+        tables.append(("all environments (95 % stratified bootstrap)", columns, [
+            (name, one.label, f"{one.num_runs}", _format_estimate(one.measures[name], one.num_runs))
+            for name, one in product(overall[0].measures, overall)]))  # fmt: skip
     if len(overall) > 1:  # each pair once: the other way round it is 1 less this
         is_long, title = len(overall) > plot.MAX_CURVES, "probability of improvement"
         pairs = product(overall[1:], overall[:1]) if is_long else combinations(overall, 2)
-        made.append((title + " over the first experiment" * is_long, ("of", "is (95 %)", "over"), [
-            (one.label,
-             _format_interval(one.improves[other.label], max(one.num_runs, other.num_runs)),
-             other.label)
-            for one, other in pairs
-        ]))  # fmt: skip
-    return made
+        columns = ("of", "is (95 %)", "over")
+        tables.append((title + " over the first experiment" * is_long, columns, [
+            (one.label, _format_estimate(
+                one.improves[other.label], max(one.num_runs, other.num_runs)), other.label)
+            for one, other in pairs]))  # fmt: skip
+    return tables
 
 
-def _format_interval(estimate: Estimate, num_runs: int) -> str:
+def _format_estimate(estimate: Estimate, num_runs: int) -> str:
     """Format a value with its interval; a single run has none."""
     return str(estimate) if num_runs > 1 else f"{format_number(estimate.value, 3)} (–)"
 
 
-def _format_median(median: Estimate, num_runs: int) -> str:
+def _format_median_steps(estimate: Estimate, num_runs: int) -> str:
     """Format a median number of steps with its interval."""
     value, low, high = (plot.format_steps(steps) if math.isfinite(steps) else "never"
-                        for steps in (median.value, median.low, median.high))  # fmt: skip
+                        for steps in (estimate.value, estimate.low, estimate.high))  # fmt: skip
     if low == "never":
         return value
     return f"{value} ({low} to {high})" if num_runs > 1 else f"{value} (–)"

@@ -58,7 +58,7 @@ class Curve:
         task: environment of the runs.
         steps: environment steps.
         runs: runs × steps.
-        published: true for results of others.
+        is_published: true for results of others.
         num_levels: number of Procgen levels in training; 0 is all, None is unknown.
         value_note: description of published values other than returns in training.
         points: recorded steps and values of each run; empty if `runs` has all of them.
@@ -70,7 +70,7 @@ class Curve:
     task: Task
     steps: Array
     runs: Array
-    published: bool = False
+    is_published: bool = False
     num_levels: int | None = None
     value_note: str = ""
     points: Sequence[Points] = ()
@@ -81,7 +81,7 @@ class Curve:
     def is_one_number(self) -> bool:
         """True for a published final result without its learning curve."""
         is_noted = self.value_note.startswith(ONE_NUMBER_NOTE)
-        return self.published and (is_noted or len(self.steps) == 1)
+        return self.is_published and (is_noted or len(self.steps) == 1)
 
     @property
     def mean(self) -> Array:
@@ -93,7 +93,7 @@ class Curve:
         """Legend text for the shaded band, its kind of interval; empty without a band."""
         if self.edges is not None:
             return "low to high"
-        if len(self.runs) > 2 and not self.published and np.isfinite(self.runs).all():
+        if len(self.runs) > 2 and not self.is_published and np.isfinite(self.runs).all():
             return INTERVAL_NOTE
         return "minimum to maximum" if len(self.runs) > 1 else ""
 
@@ -107,13 +107,13 @@ class Curve:
         return self.runs.min(axis=0), self.runs.max(axis=0)
 
     @property
-    def description(self) -> str:
+    def runs_description(self) -> str:
         """Text of a legend: number of runs, or what a published number is."""
         runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         if self.edges is not None:
             return "reference"
         levels = f", {self.num_levels} levels" * bool(self.num_levels)
-        return (f"published: {self.value_note or runs}" if self.published else runs) + levels
+        return (f"published: {self.value_note or runs}" if self.is_published else runs) + levels
 
 
 class LabeledRun(NamedTuple):
@@ -165,17 +165,17 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         if not found:
             raise ValueError(f"{text}; expected a run with data")
         warnings.warn(f"{text}: left out", stacklevel=2)
-    errors: dict[Path, ValueError] = {}
+    errors_by_run: dict[Path, ValueError] = {}
     for run in found:
         try:
             _ = RunDirectory(run).config
         except ValueError as error:
-            errors[run] = error
-    for run, error in errors.items():
-        if len(errors) == len(found) or not (run / CONFIG_FILE).is_file():
+            errors_by_run[run] = error
+    for run, error in errors_by_run.items():
+        if len(errors_by_run) == len(found) or not (run / CONFIG_FILE).is_file():
             raise error
         warnings.warn(f"{error}: left out", stacklevel=2)
-    return [run for run in found if run not in errors]
+    return [run for run in found if run not in errors_by_run]
 
 
 def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
@@ -231,7 +231,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
 
 def get_shared_experiment(curves: Sequence[Curve]) -> str:
     """Return the name that all experiments share and their labels leave out; empty without one."""
-    names = {curve.experiment for curve in curves if not curve.published}
+    names = {curve.experiment for curve in curves if not curve.is_published}
     is_shared = len(names) == 1 and names.isdisjoint(curve.label for curve in curves)
     return names.pop() if is_shared else ""
 
@@ -318,11 +318,11 @@ def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) ->
     names = {run: get_experiment_name(config) for run, config in configs.items()}
     options = {run: config.identity() for run, config in configs.items()}
     every = dict.fromkeys(path for settings in options.values() for path in settings)
-    seen: dict[tuple[str, Task, str], set[str]] = defaultdict(set)
+    values_by_option: dict[tuple[str, Task, str], set[str]] = defaultdict(set)
     for run, name in names.items():
         for path in every.keys() - {"env.id", "env.distribution"}:
-            seen[name, tasks[run], path].add(repr(options[run].get(path)))
-    differing = {(name, path) for (name, _, path), values in seen.items() if len(values) > 1}
+            values_by_option[name, tasks[run], path].add(repr(options[run].get(path)))
+    differing = {(name, path) for (name, _, path), x in values_by_option.items() if len(x) > 1}
 
     def get_order(run: Path) -> Any:
         values = (options[run].get(path, ()) for path in every if (names[run], path) in differing)

@@ -46,33 +46,33 @@ def diagnose(columns: FiniteColumns, config: Config, *, diverged: bool = False) 
         remedy = f"{_suggest_lower_rate(config)}, or ppo.max_grad_norm (now {bound})"
         findings.append(Finding("Diverged", "losses or weights were not finite", remedy))
     returns = columns.get("charts/episodic_return_100", np.empty(0))
-    improves = len(returns) < MIN_VALUES or _improves(returns)  # unknown without returns
+    improved = len(returns) < MIN_VALUES or _has_improved(returns)  # unknown without returns
     for metric, check in _RULES:
         values = columns.get(metric, np.empty(0))
-        if len(values) >= MIN_VALUES and (finding := check(values, config, improves)):
+        if len(values) >= MIN_VALUES and (finding := check(values, config, improved)):
             findings.append(finding)
     return findings
 
 
-def _improves(returns: Array) -> bool:
+def _has_improved(returns: Array) -> bool:
     """Return whether the last fifth of the run has higher returns than the first."""
-    first, last = _split_ends(returns)
+    first, last = _get_first_and_last_fifth(returns)
     # The larger spread may be learning itself, within the first or the last fifth.
     return bool(last.mean() > first.mean() + min(first.std(), last.std()))
 
 
-def _split_ends(values: Array) -> tuple[Array, Array]:
+def _get_first_and_last_fifth(values: Array) -> tuple[Array, Array]:
     """Return the first and the last fifth of the values."""
     part = max(2, len(values) // 5)
     return values[:part], values[-part:]
 
 
-def _format_rate(config: Config) -> str:
+def _format_learning_rate(config: Config) -> str:
     return f"ppo.learning_rate (now {config.ppo.learning_rate:g})"
 
 
 def _suggest_lower_rate(config: Config) -> str:
-    return f"a smaller {_format_rate(config)}"
+    return f"a smaller {_format_learning_rate(config)}"
 
 
 def _suggest_fewer_epochs(config: Config) -> str:
@@ -83,30 +83,30 @@ def _suggest_higher_entropy(config: Config) -> str:
     return f"a larger ppo.entropy_coef (now {config.ppo.entropy_coef:g})"
 
 
-def _check_progress(returns: Array, config: Config, improves: bool) -> Finding | None:
-    if improves:
+def _check_progress(returns: Array, config: Config, improved: bool) -> Finding | None:
+    if improved:
         return None
-    first, last = (part.mean() for part in _split_ends(returns))
+    first, last = (part.mean() for part in _get_first_and_last_fifth(returns))
     evidence = f"mean return {first:.4g} in the first fifth of the run, {last:.4g} in the last"
     remedy = "the remedies of other findings; without any, a longer run (total_env_steps) or"
-    return Finding("No progress", evidence, f"{remedy} another {_format_rate(config)}")
+    return Finding("No progress", evidence, f"{remedy} another {_format_learning_rate(config)}")
 
 
-def _check_constant_return(returns: Array, config: Config, improves: bool) -> Finding | None:
+def _check_constant_return(returns: Array, config: Config, improved: bool) -> Finding | None:
     if np.ptp(returns) > 1e-6 * abs(returns[0]):
         return None
     remedy = f"rewards that depend on the actions; if they do, {_suggest_higher_entropy(config)}"
     return Finding("Constant return", f"the mean return is always {returns[0]:.4g}", remedy)
 
 
-def _check_lengths(lengths: Array, config: Config, improves: bool) -> Finding | None:
-    if improves or np.ptp(lengths) > 0:
+def _check_lengths(lengths: Array, config: Config, improved: bool) -> Finding | None:
+    if improved or np.ptp(lengths) > 0:
         return None
     evidence = f"all episodes have {lengths[0]:.0f} steps, as with a time limit"
     return Finding("Episodes of one length", evidence, f"a longer time limit ({LIMIT_HINT})")
 
 
-def _check_episodes(counts: Array, config: Config, improves: bool) -> Finding | None:
+def _check_episodes(counts: Array, config: Config, improved: bool) -> Finding | None:
     if counts.any():
         return None
     return Finding("No episode ended", f"{len(counts)} iterations", f"a time limit ({LIMIT_HINT})")
@@ -116,20 +116,20 @@ def _has_raw_targets(config: Config) -> bool:
     return config.reward_norm.per == config.value_norm.statistics == "none"
 
 
-def _check_value_loss(loss: Array, config: Config, improves: bool) -> Finding | None:
-    first, last = map(np.median, _split_ends(loss))
+def _check_value_loss(loss: Array, config: Config, improved: bool) -> Finding | None:
+    first, last = map(np.median, _get_first_and_last_fifth(loss))
     if _has_raw_targets(config) and (median := float(np.median(loss))) > 1e6:
         remedy = "normalized rewards (reward_norm.per rollout) or values (value_norm.statistics)"
         return Finding("Rewards too large", f"the median value loss is {median:.2g}", remedy)
     # Losses of normalized rewards are about 1, and larger returns have larger errors.
-    if last <= max(100 * first, 1e4 if improves else 10):
+    if last <= max(100 * first, 1e4 if improved else 10):
         return None
     evidence = f"value loss {first:.2g} in the first fifth of the run, {last:.2g} in the last"
     rates = f"{_suggest_lower_rate(config)} or ppo.value_learning_rate"
     return Finding("Diverging values", evidence, f"{rates}, a smaller ppo.gamma, ppo.max_grad_norm")
 
 
-def _check_explained_variance(explained: Array, config: Config, improves: bool) -> Finding | None:
+def _check_explained_variance(explained: Array, config: Config, improved: bool) -> Finding | None:
     # The best fifth: returns of a solved task hardly vary, which leaves nothing to explain.
     best = max(float(np.median(part)) for part in np.array_split(explained, 5))
     if best >= 0.05:
@@ -143,11 +143,11 @@ def _check_explained_variance(explained: Array, config: Config, improves: bool) 
     )
 
 
-def _check_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
+def _check_kl(kl: Array, config: Config, improved: bool) -> Finding | None:
     worst, median = float(kl.max()), float(np.median(kl))
     # KL is measured before each step: it is always 0 before the only one.
     if worst < 1e-6 and config.ppo.policy_epochs * config.ppo.num_minibatches > 1:
-        remedy = f"a larger {_format_rate(config)}"
+        remedy = f"a larger {_format_learning_rate(config)}"
         return Finding("Unchanged policy", f"KL ≤ {worst:.1g} nats", remedy)
     if worst < min(max(0.1, 10 * median), 1.0) and median < 0.1:
         return None
@@ -156,7 +156,7 @@ def _check_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
     return Finding("KL too large", f"{changed}, the median iteration by {median:.2g}", remedy)
 
 
-def _check_auxiliary_kl(kl: Array, config: Config, improves: bool) -> Finding | None:
+def _check_auxiliary_kl(kl: Array, config: Config, improved: bool) -> Finding | None:
     if not config.has_auxiliary_phase or (median := float(np.median(kl))) <= 0.05:
         return None
     return Finding(
@@ -167,17 +167,17 @@ def _check_auxiliary_kl(kl: Array, config: Config, improves: bool) -> Finding | 
     )
 
 
-def _check_gradients(norm: Array, config: Config, improves: bool) -> Finding | None:
-    worst, median, bound = float(norm.max()), float(np.median(norm)), config.ppo.max_grad_norm
+def _check_gradients(norms: Array, config: Config, improved: bool) -> Finding | None:
+    worst, median, bound = float(norms.max()), float(np.median(norms)), config.ppo.max_grad_norm
     if bound is None:
         if worst < 100 * max(median, 1e-3):
             return None
         evidence = f"the policy's gradient has norms up to {worst:.3g}, the median is {median:.3g}"
         return Finding("Exploding gradients", evidence, "ppo.max_grad_norm, 0.5 for example")
     # Adam divides by the size of gradients: many runs learn whose gradients are always clipped.
-    if norm.min() <= bound or (improves and median < 100 * bound):
+    if norms.min() <= bound or (improved and median < 100 * bound):
         return None
-    evidence = f"the policy's gradient has norms from {norm.min():.3g}, the median is {median:.3g}"
+    evidence = f"the policy's gradient has norms from {norms.min():.3g}, the median is {median:.3g}"
     remedy = f"a larger ppo.max_grad_norm (now {bound:g}), or normalized rewards (reward_norm.per)"
     return Finding("Gradients always clipped", evidence, remedy)
 
@@ -191,23 +191,23 @@ def _make_fraction_check(
 ) -> Check:
     """Make a rule about the mean of a fraction over the second half of the run."""
 
-    def check_late_mean(fraction: Array, config: Config, improves: bool) -> Finding | None:
+    def check_late_fraction(fraction: Array, config: Config, improved: bool) -> Finding | None:
         mean = float(fraction[len(fraction) // 2 :].mean())
         if mean <= limit:
             return None
         return Finding(title, f"{mean:.0%} of the {samples} in the second half", remedy(config))
 
-    return check_late_mean
+    return check_late_fraction
 
 
-def _make_collapse_check(fraction: float, title: str, remedy: Callable[[Config], str]) -> Check:
+def _make_spread_check(fraction: float, title: str, remedy: Callable[[Config], str]) -> Check:
     """Make a rule about a fall to a small fraction of the first value.
 
     It holds in the first quarter of the run, or in all of a run that does not improve.
     """
 
-    def check_collapse(spreads: Array, config: Config, improves: bool) -> Finding | None:
-        end = max(1, len(spreads) // 4) if improves else len(spreads)
+    def check_policy_spread(spreads: Array, config: Config, improved: bool) -> Finding | None:
+        end = max(1, len(spreads) // 4) if improved else len(spreads)
         last = float(spreads[end - 1])
         # Entropies of densities may be negative.
         if spreads.min() < 0 or last >= fraction * spreads[0]:
@@ -215,7 +215,7 @@ def _make_collapse_check(fraction: float, title: str, remedy: Callable[[Config],
         evidence = f"from {spreads[0]:.3g} to {last:.3g} within {end} of {len(spreads)} iterations"
         return Finding(title, evidence, f"{_suggest_higher_entropy(config)} or {remedy(config)}")
 
-    return check_collapse
+    return check_policy_spread
 
 
 _RULES: tuple[tuple[str, Check], ...] = (
@@ -230,8 +230,8 @@ _RULES: tuple[tuple[str, Check], ...] = (
         0.4, "Clip fraction saturated", "samples were outside the clip range",
         lambda c: f"{_suggest_fewer_epochs(c)}, {_suggest_lower_rate(c)}, or a wider ppo.clip "
                   f"(now {c.ppo.clip})")),
-    ("losses/entropy", _make_collapse_check(0.05, "Entropy collapsed", _suggest_lower_rate)),
-    ("losses/action_std", _make_collapse_check(
+    ("losses/entropy", _make_spread_check(0.05, "Entropy collapsed", _suggest_lower_rate)),
+    ("losses/action_std", _make_spread_check(
         0.02, "Standard deviation collapsed", lambda _: "another action.std")),
     ("rewards/clipped_fraction", _make_fraction_check(
         0.05, "Rewards clipped", "normalized rewards were clipped",

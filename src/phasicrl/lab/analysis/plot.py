@@ -92,10 +92,11 @@ def plot_runs(
         raise ValueError(f"smooth_steps is {smooth_steps}; expected at least 0")
     curves = read_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
-        ends: dict[Any, float] = defaultdict(float)
+        last_steps: dict[Any, float] = defaultdict(float)
         for curve in curves:
-            ends[curve.task] = max(ends[curve.task], float(curve.steps[-1]))
-        curves += read_reference_curves(reference, metric, ends=ends, smooth_steps=smooth_steps)
+            last_steps[curve.task] = max(last_steps[curve.task], float(curve.steps[-1]))
+        curves += read_reference_curves(
+            reference, metric, last_steps=last_steps, smooth_steps=smooth_steps)  # fmt: skip
     window = f"\n(mean over {format_steps(smooth_steps)} steps)" if smooth_steps else ""
     figure = draw_curves(curves, metric + window, title, target)
     stem = prepare_stem(output)
@@ -135,7 +136,7 @@ def write_csv(stem: Path, column_names: Sequence[str], rows: Iterable[Sequence[o
 def _iterate_point_rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequence[object]]:
     """Yield a row of the table for each point of each curve."""
     for curve in curves:
-        key = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published),
+        key = (metric, *curve.task, curve.num_levels, curve.label, int(curve.is_published),
                len(curve.runs), curve.band_description)  # fmt: skip
         for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
             yield *key, int(step), mean, *((low, high) if curve.band_description else ("", ""))
@@ -158,7 +159,7 @@ def draw_curves(
     rows, columns, width, height = choose_grid(len(panels))
     letters = int(_LETTERS_PER_INCH * width)
     shows_runs = max(len(panel.curves) for panel in panels) <= MAX_CURVES_WITH_RUNS
-    texts, legend_title = make_legend(curves, shows_runs=shows_runs)
+    texts, legend_title = format_legend(curves, shows_runs=shows_runs)
     texts = {key: textwrap.fill(text, letters) for key, text in texts.items()
              if key[1] or not is_split}  # fmt: skip
     longest = max(map(len, texts.values()), default=0)
@@ -200,9 +201,9 @@ def _divide_among_panels(curves: Sequence[Curve]) -> list[Panel]:
     if max(map(len, groups.values())) <= MAX_CURVES:
         return [Panel(task, str(task), group) for task, group in groups.items()]
     return [
-        Panel(task, f"{curve.label}{f', {task}' * (len(groups) > 1)} ({curve.description})",
-              [curve, *(each for each in group if each.published)])
-        for task, group in groups.items() for curve in group if not curve.published
+        Panel(task, f"{curve.label}{f', {task}' * (len(groups) > 1)} ({curve.runs_description})",
+              [curve, *(each for each in group if each.is_published)])
+        for task, group in groups.items() for curve in group if not curve.is_published
     ]  # fmt: skip
 
 
@@ -214,12 +215,12 @@ def choose_grid(count: int) -> tuple[int, int, float, float]:
     return rows, columns, *size
 
 
-def make_legend(curves: Sequence[Curve], *, shows_runs: bool) -> tuple[dict[CurveKey, str], str]:
+def format_legend(curves: Sequence[Curve], *, shows_runs: bool) -> tuple[dict[CurveKey, str], str]:
     """Return the texts of a figure's legend by curve, and its title: what lines and bands are."""
-    descriptions: dict[CurveKey, list[str]] = defaultdict(list)
+    descriptions_by_key: dict[CurveKey, list[str]] = defaultdict(list)
     for curve in curves:
-        descriptions[curve.label, curve.published].append(curve.description)
-    texts = {key: " or ".join(dict.fromkeys(each)) for key, each in descriptions.items()}
+        descriptions_by_key[curve.label, curve.is_published].append(curve.runs_description)
+    texts = {key: " or ".join(dict.fromkeys(each)) for key, each in descriptions_by_key.items()}
     bands = dict.fromkeys(curve.band_description for curve in curves if curve.band_description)
     title = f"{'thin: single runs; ' * shows_runs}band: {' or '.join(bands)}" if bands else ""
     return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
@@ -244,10 +245,10 @@ def assign_styles(keys: Sequence[CurveKey]) -> Styles:
 
 def _draw_panel(axes: Axes, curves: Sequence[Curve], styles: Styles, *, shows_runs: bool) -> None:
     for curve in curves:
-        style = styles.get((curve.label, curve.published)) or styles["", False]
+        style = styles.get((curve.label, curve.is_published)) or styles["", False]
         color = style["color"]
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
-        axes.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **style, **marker)
+        axes.plot(curve.steps, curve.mean, zorder=2 if curve.is_published else 3, **style, **marker)
         if curve.band_description:
             # The band of a single step is a bar.
             axes.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, lw=2 * len(marker))

@@ -73,15 +73,15 @@ _BUDGET_TOLERANCE = 0.02
 
 
 def read_reference_curves(
-    reference: Path, metric: str, *, ends: Mapping[Task, float], experiments: Sequence[str] = (),
-    smooth_steps: int = 0,
+    reference: Path, metric: str, *, last_steps: Mapping[Task, float],
+    experiments: Sequence[str] = (), smooth_steps: int = 0,
 ) -> list[Curve]:  # fmt: skip
     """Read a published curve for each task and experiment.
 
     Args:
         reference: a name in `REFERENCE_NAMES`, or a CSV file (step, low, mean, high) of one task.
         metric: metric of the runs, not checked for a file; for a name, it must be a return.
-        ends: last step to read for each task.
+        last_steps: last step to read for each task.
         experiments: experiments to read; none: `DEFAULT_EXPERIMENTS[name]`, or else all.
         smooth_steps: window of a moving average in environment steps, 0 for none; not for files.
 
@@ -91,34 +91,32 @@ def read_reference_curves(
         FileNotFoundError: the reference file does not exist.
     """
     if (name := str(reference)) not in REFERENCE_NAMES:
-        return [_read_curve(reference, ends)]
+        return [_read_curve(reference, last_steps)]
     if metric not in _RETURNS:
         raise ValueError(f"metric is {metric}; expected one of {', '.join(_RETURNS)}")
     rows, wanted = _read_table(name), experiments or DEFAULT_EXPERIMENTS.get(name)
     curves = []
-    for task, end in ends.items():
-        key = (_parse_game(task.env_id), task.distribution)
+    for task, end in last_steps.items():
+        key = (_get_game_name(task.env_id), task.distribution)
         task_rows = [row for row in rows if (row["game"], row["distribution"]) == key
                    and (not wanted or row["experiment"] in wanted)]  # fmt: skip
         for experiment in dict.fromkeys(row["experiment"] for row in task_rows):
             selected = [row for row in task_rows if row["experiment"] == experiment]
             points = [smooth(run, smooth_steps) for run in _collect_runs(name, selected, metric)]
             steps, values = align(points, f"experiment {experiment} of {name}")
-            seen, levels = _select_steps(name, task, steps, end), selected[0]["num_levels"]
-            curves.append(Curve(
-                experiment, task, steps[seen], values[:, seen], True,
-                int(levels) if levels else None, VALUE_NOTES.get(name, ""), points,
-            ))  # fmt: skip
+            mask, levels = _get_step_mask(name, task, steps, end), selected[0]["num_levels"]
+            curves.append(Curve(experiment, task, steps[mask], values[:, mask], True,
+                int(levels) if levels else None, VALUE_NOTES.get(name, ""), points))  # fmt: skip
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
-        text = f"{_list_references(ends)}. It has {', '.join(games)}"
+        text = f"{_describe_references(last_steps)}. It has {', '.join(games)}"
         raise ValueError(f"reference is {name}; expected {text}")
     return curves
 
 
-def _list_references(tasks: Iterable[Task]) -> str:
+def _describe_references(tasks: Iterable[Task]) -> str:
     """List the references with curves of the tasks, as text."""
-    keys = {(_parse_game(task.env_id), task.distribution): task for task in tasks}
+    keys = {(_get_game_name(task.env_id), task.distribution): task for task in tasks}
     names = [name for name in REFERENCE_NAMES
              if any((x["game"], x["distribution"]) in keys for x in _read_table(name))]  # fmt: skip
     among = ", ".join(names) or "nothing else"
@@ -138,15 +136,15 @@ def find_score_end(steps: Array, end: float) -> float:
     return float(following[0])
 
 
-def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
+def _read_curve(path: Path, last_steps: Mapping[Task, float]) -> Curve:
     """Read a reference from the user's file."""
     if not path.is_file():
-        raise FileNotFoundError(f"reference is {path}; expected {_list_references(ends)}")
-    if len(ends) > 1:
+        raise FileNotFoundError(f"reference is {path}; expected {_describe_references(last_steps)}")
+    if (count := len(last_steps)) > 1:
         raise ValueError(
-            f"reference is {path}, one curve; expected runs of one environment, not of {len(ends)}"
+            f"reference is {path}, one curve; expected runs of one environment, not of {count}"
         )
-    ((task, end),) = ends.items()
+    ((task, end),) = last_steps.items()
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if absent := sorted({*_CSV_COLUMNS} - {*(reader.fieldnames or ())}):
@@ -159,19 +157,19 @@ def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
             raise ValueError(f"{path}: {error}; expected a number") from None
     rows = sorted(row for row in rows if np.isfinite(row[::2]).all())  # with a step and a mean
     columns = np.array(rows).reshape(-1, len(_CSV_COLUMNS)).T
-    steps, low, mean, high = columns[:, _select_steps(str(path), task, columns[0], end)]
+    steps, low, mean, high = columns[:, _get_step_mask(str(path), task, columns[0], end)]
     return Curve(path.stem, task, steps, mean[None], True, edges=(low, high))
 
 
-def _select_steps(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
+def _get_step_mask(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
     """Return a mask of the steps of a reference to compare with runs of a task."""
-    seen = steps <= find_score_end(steps, end)
-    if not seen.any():
+    mask = steps <= find_score_end(steps, end)
+    if not mask.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
         raise ValueError(
             f"reference is {name}, which {begins}; expected runs of {task} beyond {end:,.0f} steps"
         )
-    return seen
+    return mask
 
 
 def _read_table(name: str) -> list[dict[str, str]]:
@@ -187,14 +185,14 @@ def _collect_runs(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> 
     if unseen and split == "train" and rows[0]["num_levels"] not in ("", "0"):
         message = f"{name} has returns on training levels only, {metric} is on unseen levels"
         warnings.warn(f"{rows[0]['game']}: {message}", stacklevel=3)
-    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    points_by_run: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         if row["split"] == split:
-            runs[row["run"]].append((float(row["step"]), float(row["episodic_return"])))
-    points = (np.array(sorted(pairs)).T for pairs in runs.values())
+            points_by_run[row["run"]].append((float(row["step"]), float(row["episodic_return"])))
+    points = (np.array(sorted(pairs)).T for pairs in points_by_run.values())
     return [(steps, values) for steps, values in points]
 
 
-def _parse_game(env_id: str) -> str:
+def _get_game_name(env_id: str) -> str:
     """Return the name of a game or task without back end and version."""
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2].lower())

@@ -72,11 +72,11 @@ class _ReportedRun:
     @cached_property
     def rows(self) -> list[dict[str, float]]:
         """Metrics of the page, one row for each iteration."""
-        names = [*sum(GROUPS.values(), ()), *self.others, *(f"time/{part}" for part in TIMES)]
+        names = [*sum(GROUPS.values(), ()), *self.extra_metrics, *(f"time/{x}" for x in TIMES)]
         return self.files.metrics(*names, "time/total", "charts/num_episodes")
 
     @cached_property
-    def others(self) -> list[str]:
+    def extra_metrics(self) -> list[str]:
         """Names of the run's other metrics: of callbacks, and of `evaluation.env_ids`."""
         found = {name for row in self.files.metrics() for name in row if "/" in name}
         return sorted(found - {*METRICS})
@@ -85,7 +85,7 @@ class _ReportedRun:
         """Return the steps and values of a metric in the rows where the metric is finite."""
         return curves.extract_points(self.rows, metric)
 
-    def _sum_times(self, *times: str) -> float:
+    def _get_total_time(self, *times: str) -> float:
         return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
 
     @cached_property
@@ -97,7 +97,7 @@ class _ReportedRun:
     @property
     def key_figures(self) -> dict[str, str]:
         """Formatted numbers at the top of the page, by caption."""
-        steps, training = self.rows[-1]["env_steps"], self._sum_times("total")
+        steps, training = self.rows[-1]["env_steps"], self._get_total_time("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
             ("return, last 100 episodes", "charts/episodic_return_100"),
@@ -108,15 +108,15 @@ class _ReportedRun:
             elif metric.startswith("charts/"):
                 facts[text] = "no episode has ended"
         return facts | {
-            "time": str(timedelta(seconds=round(training + self._sum_times("evaluation")))),
+            "time": str(timedelta(seconds=round(training + self._get_total_time("evaluation")))),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
 
     @property
     def time_shares(self) -> list[tuple[str, float]]:
         """Parts of the run's wall time, such as `rollout`, with their fractions; `else` is last."""
-        total = self._sum_times("total", "evaluation") or 1.0
-        shares = [(part, self._sum_times(part) / total) for part in TIMES]
+        total = self._get_total_time("total", "evaluation") or 1.0
+        shares = [(part, self._get_total_time(part) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
         return [(part, share) for part, share in shares if share > 0.001]
 
@@ -141,7 +141,7 @@ class _ReportedRun:
         return {name: str(value) for name, value in known.items() if value}
 
     @property
-    def videos(self) -> list[tuple[str, str]]:
+    def video_urls(self) -> list[tuple[str, str]]:
         """Names of the run's last videos, each with its content as a data URL."""
         films = sorted(self.files.path.glob("videos/*.mp4"))
         small = [path for path in films if path.stat().st_size <= _MAX_VIDEO_BYTES]
@@ -177,19 +177,19 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         RunDirectory(run).reject_special_files()
     labeled_runs = curves.read_labeled_runs(found)
     has_tasks = len({each.task for each in labeled_runs.values()}) > 1
-    subjects: list[_ReportedRun] = []
+    reported_runs: list[_ReportedRun] = []
     for run, each in labeled_runs.items():
-        number = f"{len(subjects) + 1}. " * (len(labeled_runs) > MAX_CURVES)
+        number = f"{len(reported_runs) + 1}. " * (len(labeled_runs) > MAX_CURVES)
         name = f"{number}{each.label}{f' on {each.task}' * has_tasks}, seed {each.config.seed}"
         name = name if len(labeled_runs) > 1 else run.name
-        subjects.append(_ReportedRun(RunDirectory(run), each.config, name, len(subjects)))
+        reported_runs.append(_ReportedRun(RunDirectory(run), each.config, name, len(reported_runs)))
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = pages.get_template("report.html.j2").render(
-        subjects=subjects, groups=_draw_figures(subjects), differing=_find_differences(subjects),
-        light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33), min_values=MIN_VALUES,
-        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68), presets=PRESETS,
-        labeled_runs=labeled_runs,
+        reported_runs=reported_runs, groups=_draw_figures(reported_runs), min_values=MIN_VALUES,
+        differing=_find_differences(reported_runs), presets=PRESETS, labeled_runs=labeled_runs,
+        light_colors=extend_colors(MAX_CURVES, _LIGHT_COLORS, 0.33),
+        dark_colors=extend_colors(MAX_CURVES, _DARK_COLORS, 0.68),
         shades={part: f"var(--color{index})" for index, part in enumerate((*TIMES, "else"))},
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,41 +198,41 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     return path
 
 
-def _find_differences(subjects: Sequence[_ReportedRun]) -> dict[str, list[str]]:
+def _find_differences(reported_runs: Sequence[_ReportedRun]) -> dict[str, list[str]]:
     """Find the options in which runs differ; returns the values of the runs by option."""
-    values = [subject.config.values() for subject in subjects]
+    values = [each.config.values() for each in reported_runs]
     paths = dict.fromkeys(path for each in values for path in each)
     rows = {path: [format_value(each.get(path)) for each in values] for path in paths}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 
-def _draw_figures(subjects: Sequence[_ReportedRun]) -> dict[str, list[tuple[str, str]]]:
+def _draw_figures(reported_runs: Sequence[_ReportedRun]) -> dict[str, list[tuple[str, str]]]:
     """Draw all metrics of the runs, at most `MAX_CURVES` in a figure, by group and caption."""
-    window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in subjects))
-    figures: dict[str, list[tuple[str, str]]] = {}
-    parts = [subjects[i : i + MAX_CURVES] for i in range(0, len(subjects), MAX_CURVES)]
-    others = tuple(dict.fromkeys(name for each in subjects for name in each.others))
-    for group, metrics in {**GROUPS, "Others": others}.items():
+    window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in reported_runs))
+    figures_by_group: dict[str, list[tuple[str, str]]] = {}
+    parts = [reported_runs[i : i + MAX_CURVES] for i in range(0, len(reported_runs), MAX_CURVES)]
+    extra = tuple(dict.fromkeys(name for each in reported_runs for name in each.extra_metrics))
+    for group, metrics in {**GROUPS, "Others": extra}.items():
         for metric, part in product(metrics, parts):
-            series = [(subject.index % MAX_CURVES, subject.points(metric)) for subject in part]
+            series = [(each.index % MAX_CURVES, each.points(metric)) for each in part]
             missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.rows]
             undefined = f", undefined in {sum(missing)} of {len(missing)} iterations"
             caption = metric + undefined * any(missing)
             caption += f", runs {part[0].index + 1} to {part[-1].index + 1}" * (len(parts) > 1)
-            limits = np.concatenate([np.stack(each.points(metric), 1) for each in subjects])
-            drawing = _draw_figure(series, window, limits) if len(limits) else ""
+            xys = np.concatenate([np.stack(each.points(metric), 1) for each in reported_runs])
+            drawing = _draw_figure(series, window, xys) if len(xys) else ""
             if drawing or any(missing):
-                figures.setdefault(group, []).append((caption, drawing))
-    return figures
+                figures_by_group.setdefault(group, []).append((caption, drawing))
+    return figures_by_group
 
 
-def _draw_figure(series: Sequence[tuple[int, Points]], window: int, limits: Array) -> str:
+def _draw_figure(series: Sequence[tuple[int, Points]], window: int, xys: Array) -> str:
     """Draw curves, by index of the run, as SVG in the colors of the page.
 
     Args:
         series: curves by index of the run.
         window: environment steps over which the bold lines are averaged.
-        limits: points `[N, 2]` that the axes contain.
+        xys: points `[N, 2]` that the axes contain.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -244,7 +244,7 @@ def _draw_figure(series: Sequence[tuple[int, Points]], window: int, limits: Arra
     with mpl.rc_context(rc_settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
-        axes.update_datalim(limits)
+        axes.update_datalim(xys)
         for index, points in series:
             count = len(points[0])
             drawn = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)

@@ -36,7 +36,7 @@ def scale_batch(config: Config, factor: float) -> Config:
     rates = ["ppo.learning_rate", "ppo.value_learning_rate"]
     rates += ["aux.learning_rate"] * (aux.optimizer == "own")
     changed: dict[str, Any] = {
-        "env.num_envs": _to_int("env.num_envs", config.env.num_envs * exact, factor),
+        "env.num_envs": _require_int("env.num_envs", config.env.num_envs * exact, factor),
         "ppo.adam_betas": tuple(beta**factor for beta in config.ppo.adam_betas),
         **_multiply(values, rates, root),
         **_multiply(values, ["ppo.max_grad_norm", "aux.max_grad_norm"], 1 / root),
@@ -51,7 +51,7 @@ def scale_batch(config: Config, factor: float) -> Config:
             changed[f"{name}.decay"] = norm.decay**factor
     for name in ("aux.every", "aux.iterations_per_epoch"):
         if config.has_auxiliary_phase and values[name] is not None:
-            changed[name] = _to_int(name, values[name] / exact, factor)
+            changed[name] = _require_int(name, values[name] / exact, factor)
     return config.with_updates(changed)
 
 
@@ -60,7 +60,7 @@ def _multiply(values: dict[str, Any], names: list[str], factor: float) -> dict[s
     return {name: values[name] * factor for name in names if values.get(name) is not None}
 
 
-def _to_int(name: str, number: Fraction, factor: float) -> int:
+def _require_int(name: str, number: Fraction, factor: float) -> int:
     """Convert a number to an integer, or raise ValueError."""
     if number.denominator != 1 or number < 1:
         raise ValueError(

@@ -63,21 +63,21 @@ def run_suite(
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
     threads, runs = trials.get_threads_per_job(jobs), list[Trial]()
     for task in (each.removeprefix("procgen:") for each in tasks or suite.tasks(scale)):
-        for arm, config in suite.arms(suite.make_base(task, scale)):
+        for arm, config in suite.make_arms(suite.make_base_configs(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
             config = config.with_updates({"total_env_steps": budget})
             config = trials.make_trial_config(config, task, output_dir, threads=threads)
             runs += trials.vary_seed((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
     table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
-    untrained = {", ".join(run.label[:2]): run.config for run in table.find_missing(runs)}
+    untrained = {", ".join(run.label_parts[:2]): run.config for run in table.find_missing(runs)}
     trials.check_trainable(untrained.items())
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: an interrupted suite is a comparison over fewer seeds.
     runs.sort(key=lambda run: run.config.seed)
     for run in trials.run_missing_trials(table, runs, train_and_summarize, jobs=jobs):
         on_trial(run)
-    curves = make_curves(table.select_rows(runs))
+    curves = make_curves(table.read_trial_rows(runs))
     title = f"{name}: {suite.description}"
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     images = save_figure(figure, stem, f"suite {name}, {scale}")
@@ -87,7 +87,7 @@ def run_suite(
 
 def train_and_summarize(trial: Trial) -> list[trials.Row]:
     """Train or resume the run of a trial, and return its results as a list of one row."""
-    place = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
+    place = dict(zip(COLUMNS, (*trial.label_parts, trial.config.seed), strict=False))
     return [place | trials.summarize_run(trials.train_or_resume(trial.config).path)]
 
 

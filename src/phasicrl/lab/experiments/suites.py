@@ -59,34 +59,34 @@ class Suite:
 
     Attributes:
         description: description and source.
-        arms: function that makes the configurations to compare, the baseline first.
-        small: tasks of the small scale.
+        make_arms: function that makes the configurations to compare, the baseline first.
+        small_tasks: tasks of the small scale.
         small_steps: budget of each run at the small scale; None: that of the task's settings.
-        paper: tasks as published.
-        levels: published difficulty of Procgen: hard with 100M steps, or easy with 25M.
+        paper_tasks: tasks as published.
+        difficulty: published difficulty of Procgen: hard with 100M steps, or easy with 25M.
         num_seeds: published number of seeds.
     """
 
     description: str
-    arms: Callable[[BaseConfigs], Sequence[Arm]]
-    small: tuple[str, ...]
+    make_arms: Callable[[BaseConfigs], Sequence[Arm]]
+    small_tasks: tuple[str, ...]
     small_steps: int | None = None
-    paper: tuple[str, ...] = PROCGEN_GAMES
-    levels: Literal["hard", "easy"] = "hard"
+    paper_tasks: tuple[str, ...] = PROCGEN_GAMES
+    difficulty: Literal["hard", "easy"] = "hard"
     num_seeds: int = 3
 
     def tasks(self, scale: Scale) -> tuple[str, ...]:
         """Return the names of the suite's tasks at a scale."""
-        return self.small if scale == "small" else self.paper
+        return self.small_tasks if scale == "small" else self.paper_tasks
 
-    def make_base(self, task: str, scale: Scale) -> BaseConfigs:
+    def make_base_configs(self, task: str, scale: Scale) -> BaseConfigs:
         """Return the configurations of PPG and PPO for a task at a scale.
 
         Raises:
             ValueError: there is no such task.
         """
         if task in PROCGEN_GAMES:
-            ending = "-paper" if scale == "paper" and self.levels == "hard" else ""
+            ending = "-paper" if scale == "paper" and self.difficulty == "hard" else ""
             changes = {"env.id": f"procgen:{task}"} | (_SMALL_PROCGEN if scale == "small" else {})
             names = f"procgen-ppg{ending}", f"procgen-ppo{ending}"
         elif f"{task}-ppo" in PRESETS:
@@ -106,19 +106,19 @@ class Suite:
         return BaseConfigs(ppg, ppo, is_procgen=task in PROCGEN_GAMES)
 
 
-def _vary(
-    symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
+def _get_option_arm_maker(
+    symbol: str, field: str, image_values: Sequence[int], vector_values: Sequence[int]
 ) -> Callable[[BaseConfigs], list[Arm]]:
     """Return a function that makes arms of PPG, one for each value of an option.
 
     Tasks with images and with vectors have their values.
     """
-    return lambda base: make_arms(
-        base.ppg, {f"{symbol} = {x}": {field: x} for x in (images if base.is_procgen else vectors)}
-    )
+    return lambda base: make_arms(base.ppg, {
+        f"{symbol} = {x}": {field: x} for x in (image_values if base.is_procgen else vector_values)
+    })  # fmt: skip
 
 
-def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[BaseConfigs], list[Arm]]:
+def _get_arm_maker(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[BaseConfigs], list[Arm]]:
     """Return a function that makes an arm of PPG for each set of changes."""
     return lambda base: make_arms(base.ppg, changes)
 
@@ -172,7 +172,7 @@ def _make_auxiliary_data_arms(base: BaseConfigs) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_mva_arms(base: BaseConfigs) -> list[Arm]:
+def _make_mva_ppo_arms(base: BaseConfigs) -> list[Arm]:
     """Make arms of the PPO of source 004 and its changes, one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
@@ -200,8 +200,8 @@ def _make_mva_arms(base: BaseConfigs) -> list[Arm]:
 _ORTHOGONAL_HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01,
                      "model.value_head_scale": 1.0}  # fmt: skip
 """Orthogonal heads, as in Baselines' PPO."""
-_ORTHOGONAL: dict[str, Any] = {"model.init": "orthogonal"} | _ORTHOGONAL_HEADS
-_NORMALIZED: dict[str, Any] = {
+_ORTHOGONAL_INIT: dict[str, Any] = {"model.init": "orthogonal"} | _ORTHOGONAL_HEADS
+_NORMALIZED_INIT: dict[str, Any] = {
     "model.init": "normalized", "model.head_init": None,
     "model.policy_head_scale": 0.1, "model.value_head_scale": 0.1,
 }  # fmt: skip
@@ -212,10 +212,10 @@ _PPG_DETAIL_CHANGES: dict[str, dict[str, Any]] = {
     "policy phase on transitions": {"ppo.minibatch_by": "transitions"},
     "advantages normalized by batch": {"ppo.advantage_norm": "batch"},
     "advantages normalized by minibatch": {"ppo.advantage_norm": "minibatch"},
-    "weights normalized": _NORMALIZED,
-    "weights orthogonal": _ORTHOGONAL,
+    "weights normalized": _NORMALIZED_INIT,
+    "weights orthogonal": _ORTHOGONAL_INIT,
     "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | _ORTHOGONAL_HEADS,
-    "LayerNorm, weights orthogonal": {"model.layer_norm": True} | _ORTHOGONAL,
+    "LayerNorm, weights orthogonal": {"model.layer_norm": True} | _ORTHOGONAL_INIT,
     "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
     "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
     "one optimizer for both phases": {"aux.optimizer": "shared"},
@@ -285,32 +285,34 @@ _MVA_TASKS = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL_TASKS = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
 # A night of two cores is enough for these. PPG is not published there. Rewards differ in size:
 # Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
-_make_paper_suite = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
-_make_detail_suite = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
-_make_control_suite = partial(Suite, paper=_CONTROL_TASKS, small=_CONTROL_TASKS, num_seeds=5)
+_make_paper_suite = partial(Suite, small_tasks=("acrobot", "hopper"), small_steps=300_000)
+_make_detail_suite = partial(
+    Suite, small_tasks=("acrobot", "pendulum", "hopper"), small_steps=100_000)  # fmt: skip
+_make_control_suite = partial(
+    Suite, paper_tasks=_CONTROL_TASKS, small_tasks=_CONTROL_TASKS, num_seeds=5)  # fmt: skip
 
 SUITES: dict[str, Suite] = {
     "fig2": _make_paper_suite(
         "PPG and PPO (PPG paper, figure 2)", _make_algorithm_arms,
-        small=("starpilot", "acrobot", "hopper")),
+        small_tasks=("starpilot", "acrobot", "hopper")),
     "fig3": _make_paper_suite(
         "policy epochs E_π (PPG paper, figure 3)",
-        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20))),
+        _get_option_arm_maker("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20))),
     "value-epochs": _make_paper_suite(
         "value epochs E_V (source 001)",
-        _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20))),
+        _get_option_arm_maker("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20))),
     "fig4": _make_paper_suite(
         "auxiliary epochs E_aux (PPG paper, figure 4)",
-        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9))),
+        _get_option_arm_maker("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9))),
     "fig5": _make_paper_suite(
         "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
-        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32))),
+        _get_option_arm_maker("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32))),
     "fig6": _make_paper_suite(
         "clipping, and a penalty on the divergence (PPG paper, figure 6)",
-        _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}})),
+        _get_arm_maker({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}})),
     "fig7": _make_paper_suite(
         "two networks, and one (PPG paper, figure 7)",
-        _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}})),
+        _get_arm_maker({"two networks": {}, "one network": {"model.value_path": "detached"}})),
     "fig8": _make_paper_suite(
         "PPO with one network, and with two (PPG paper, figure 8)", _make_value_network_arms),
     "fig9": _make_paper_suite(
@@ -318,27 +320,27 @@ SUITES: dict[str, Suite] = {
         _make_value_training_arms),
     "seeds-table": Suite(
         "the codes of source 000's table on three games, easy, 25M steps", _make_codebase_arms,
-        small=_TABLE_GAMES, small_steps=150_000, paper=_TABLE_GAMES, levels="easy"),
+        small_tasks=_TABLE_GAMES, small_steps=150_000, paper_tasks=_TABLE_GAMES, difficulty="easy"),
     "skip-aux": _make_paper_suite(
         "each auxiliary phase, or every other one (source 000)",
-        _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
-        paper=_TABLE_GAMES, levels="easy"),
+        _get_arm_maker({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
+        paper_tasks=_TABLE_GAMES, difficulty="easy"),
     "n-aux": _make_paper_suite(
         "auxiliary epochs over N of the N_π iterations (source 001)", _make_auxiliary_data_arms),
     "details": _make_detail_suite(
         "PPG with one detail of its code changed (source 000)", _make_ppg_detail_arms,
-        paper=_TABLE_GAMES, levels="easy"),
+        paper_tasks=_TABLE_GAMES, difficulty="easy"),
     "ppo-details": _make_detail_suite(
         "PPO with one detail of its code changed",
         lambda base: make_arms_for_env(base.ppo, make_ppo_detail_arms)),
     "penalties": _make_detail_suite(
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
-        small=("pendulum", "hopper")),
+        small_tasks=("pendulum", "hopper")),
     "rates": _make_detail_suite(
         "policy epochs E_π at three learning rates (source 001)", _make_learning_rate_arms),
     "mva": _make_control_suite(
         "deviations, normalized actions and rewards, learning rates (source 004)",
-        _make_mva_arms, small=_MVA_TASKS, paper=_MVA_TASKS),
+        _make_mva_ppo_arms, small_tasks=_MVA_TASKS, paper_tasks=_MVA_TASKS),
     "tricks": _make_control_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
         lambda base: make_arms_for_env(base.ppo, make_trick_arms)),

@@ -53,17 +53,17 @@ class Trial(NamedTuple):
     """One run to train.
 
     Attributes:
-        label: description of the run without the seed.
+        label_parts: description of the run without the seed.
         config: configuration with the seed.
     """
 
-    label: tuple[str, ...]
+    label_parts: tuple[str, ...]
     config: Config
 
     @property
     def key(self) -> tuple[str, ...]:
         """Label and seed, unique in a table."""
-        return (*self.label, str(self.config.seed))
+        return (*self.label_parts, str(self.config.seed))
 
     def __str__(self) -> str:
         """Format label and seed."""
@@ -74,12 +74,12 @@ RunTrial = Callable[[Trial], list[Row]]
 """Function that runs a trial and returns its rows."""
 
 
-def vary_seed(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
+def vary_seed(label_parts: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
     """Make a trial for each seed."""
-    return [Trial(label, replace(config, seed=seed)) for seed in seeds]
+    return [Trial(label_parts, replace(config, seed=seed)) for seed in seeds]
 
 
-def check_seeds_of_one_kind(where: Path, seeds: Iterable[int]) -> None:
+def check_report_seeds_apart(where: Path, seeds: Iterable[int]) -> None:
     """Check that `where` does not have both seeds for choosing and seeds for reporting.
 
     Raises:
@@ -99,12 +99,12 @@ class ResultTable:
     Attributes:
         path: file, which need not exist yet.
         columns: names of the columns.
-        label: columns of a trial's label, without `seed`.
+        label_columns: columns of a trial's label, without `seed`.
     """
 
     path: Path
     columns: Sequence[str]
-    label: tuple[str, ...] = ("preset",)
+    label_columns: tuple[str, ...] = ("preset",)
 
     def read(self) -> list[dict[str, str]]:
         """Read the rows of the file; a missing file has none."""
@@ -114,7 +114,7 @@ class ResultTable:
         text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
         return list(csv.DictReader(text.splitlines()))
 
-    def select_rows(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
+    def read_trial_rows(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
         """Read the rows of the given trials, in the order of the file."""
         wanted = {trial.key for trial in trials}
         return [row for row in self.read() if self._get_key(row) in wanted]
@@ -127,7 +127,7 @@ class ResultTable:
         """
         there = {self._get_key(row) for row in self.read()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        check_seeds_of_one_kind(self.path, seeds)
+        check_report_seeds_apart(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -147,7 +147,7 @@ class ResultTable:
 
     def _get_key(self, row: dict[str, str]) -> tuple[str, ...]:
         """Return the key of a row's trial."""
-        return (*(row[name] for name in self.label), row["seed"])
+        return (*(row[name] for name in self.label_columns), row["seed"])
 
 
 class Failure(NamedTuple):
@@ -184,13 +184,13 @@ def run_in_processes(
     spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
     running: dict[Any, tuple[Item, Any]] = {}
     # Raised by the loop, since an exception inside a destructor would be lost.
-    received: list[BaseException] = []
-    with SignalHandler(lambda error: received.append(error) is None) as signals:
+    interrupts: list[BaseException] = []
+    with SignalHandler(lambda error: interrupts.append(error) is None) as signals:
         try:
-            while not received:
+            while not interrupts:
                 for item in itertools.islice(waiting, jobs - len(running)):
                     receiver, sender = spawn.Pipe(duplex=False)
-                    child = spawn.Process(target=_run_child, args=(sender, function, item))
+                    child = spawn.Process(target=_run_and_send, args=(sender, function, item))
                     child.start()
                     sender.close()
                     running[receiver] = item, child
@@ -212,10 +212,10 @@ def run_in_processes(
                 child.terminate()
             for _, child in running.values():
                 child.join()
-        raise received[0]
+        raise interrupts[0]
 
 
-def _run_child(sender: Connection, function: Callable[[Any], Any], item: Any) -> None:
+def _run_and_send(sender: Connection, function: Callable[[Any], Any], item: Any) -> None:
     """Send the result of `function`, or its error, to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     watch_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -235,15 +235,15 @@ def yield_successes(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tu
     Raises:
         FailedTrialsError: there were failures; the message, after all results, lists them.
     """
-    failed: list[str] = []
+    failure_lines: list[str] = []
     for item, outcome in outcomes:
         if isinstance(outcome, Failure):
-            failed.append(f"\n  {item}: {outcome.reason}")
+            failure_lines.append(f"\n  {item}: {outcome.reason}")
         else:
             yield item, outcome
-    if failed:
-        number = f"{len(failed)} trials failed; the same command resumes them:"
-        raise FailedTrialsError(number + "".join(failed))
+    if failure_lines:
+        number = f"{len(failure_lines)} trials failed; the same command resumes them:"
+        raise FailedTrialsError(number + "".join(failure_lines))
 
 
 def run_missing_trials(

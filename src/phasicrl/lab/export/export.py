@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.lab.export.graph import AgentGraph, make_named_inputs
+from phasicrl.lab.export.graph import AgentGraph, name_inputs
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
@@ -46,15 +46,15 @@ class LoadedPolicy(NamedTuple):
 
     Attributes:
         metadata: spaces, inputs, outputs and origin of the policy.
-        run: function from inputs by name, `[B, …]`, to the outputs in order.
+        infer: function from inputs by name, `[B, …]`, to the outputs in order.
     """
 
     metadata: dict[str, Any]
-    run: Callable[[Arrays], list[NDArray[Any]]]
+    infer: Callable[[Arrays], list[NDArray[Any]]]
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Map inputs by name, `[B, …]`, to outputs by name."""
-        return dict(zip(self.metadata["outputs"], self.run(inputs), strict=True))
+        return dict(zip(self.metadata["outputs"], self.infer(inputs), strict=True))
 
 
 class ExportedPolicy(NamedTuple):
@@ -63,14 +63,14 @@ class ExportedPolicy(NamedTuple):
     Attributes:
         path: exported file.
         metadata: metadata of the policy, as in the file.
-        observations: number of compared observations.
+        num_observations: number of compared observations.
         difference: largest difference of an output from the agent's output a, divided by
             `max(1, |a|)`.
     """
 
     path: Path
     metadata: dict[str, Any]
-    observations: int
+    num_observations: int
     difference: float
 
 
@@ -111,7 +111,7 @@ def export_policy(
     with closing(envs), torch.inference_mode(False), torch.no_grad():
         agent = saved.load_agent(envs, weights)
         graph = AgentGraph(agent, has_masks=envs.mask_size > 0).eval()
-        samples = list(islice(_iterate_inputs(graph, envs), math.ceil(observations / num_envs)))
+        samples = list(islice(_generate_inputs(graph, envs), math.ceil(observations / num_envs)))
         metadata = {
             "env": saved.config.env.id,
             "observation_space": str(envs.observation_space),
@@ -134,13 +134,13 @@ def export_policy(
     return ExportedPolicy(output, metadata, num_envs * len(samples), difference)
 
 
-def _iterate_inputs(graph: AgentGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
+def _generate_inputs(graph: AgentGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
     """Act with sampled actions, and yield the inputs of the graph at each step."""
     agent, generator = graph.agent, Generator().manual_seed(0)
     obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
     while True:
-        named = make_named_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
+        named = name_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
         yield tuple(named[name].clone() for name in graph.input_docs)
         masks = None if mask is None else mask.unsqueeze(1)
         policy, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, masks)
@@ -224,13 +224,13 @@ def open_policy(path: Path) -> LoadedPolicy:
     if is_onnx:
         import_optional("onnxruntime", "ONNX needs onnxruntime")
     try:
-        text, run = (_open_onnx if is_onnx else _open_torch)(path)
+        text, infer = (_open_onnx if is_onnx else _open_torch)(path)
     except Exception as error:  # onnxruntime's errors have no common class
         kind = "ONNX" if is_onnx else "a program of torch.export"
         raise ValueError(f"{path} is unreadable ({error}); expected {kind}") from None
     if not text:
         raise ValueError(f"{path} has no description; expected a file of `phasicrl export`")
-    return LoadedPolicy(json.loads(text), run)
+    return LoadedPolicy(json.loads(text), infer)
 
 
 def _open_onnx(path: Path) -> tuple[str | None, Any]:
@@ -290,7 +290,7 @@ def play_exported(
         layout = saved.load_agent(envs).reader.layout
 
         def act(given: Any) -> tuple[Tensor, Tensor]:
-            inputs = make_named_inputs(layout, *given)
+            inputs = name_inputs(layout, *given)
             outputs = policy({name: inputs[name].numpy() for name in policy.metadata["inputs"]})
             state = outputs.get("new_state", given.state)
             return torch.from_numpy(outputs["action"]), torch.as_tensor(state)

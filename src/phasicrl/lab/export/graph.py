@@ -87,7 +87,7 @@ class AgentGraph(nn.Module):
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
-def make_named_inputs(
+def name_inputs(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
     """Return an agent's inputs as a dict with an exported policy's names.

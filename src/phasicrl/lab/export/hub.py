@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from phasicrl.lab.export.package import HASHES_FILE, PACKAGE_FILES, check_package
+from phasicrl.lab.export.package import HASHES_FILE, PACKAGE_FILES, check_package_hashes
 from phasicrl.system.machine import import_optional
 
 
@@ -33,7 +33,7 @@ def push(
         ImportError: `huggingface_hub` is missing.
     """
     hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
-    names = [*check_package(package), HASHES_FILE]
+    names = [*check_package_hashes(package), HASHES_FILE]
     if not dry_run:
         api = hub.HfApi()
         api.create_repo(repository, private=private, exist_ok=True)
@@ -73,7 +73,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         )  # fmt: skip
         shutil.rmtree(downloaded / ".cache")  # of the client
         try:
-            check_package(downloaded)
+            check_package_hashes(downloaded)
         except ValueError as error:
             raise ValueError(f"{repository}: {error}") from None
         downloaded.rename(output)

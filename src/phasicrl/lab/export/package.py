@@ -68,17 +68,17 @@ def release(
     """
     if not runs:
         raise ValueError("runs is empty; expected at least one run directory")
-    agents: dict[Path, SavedAgent] = {}
+    agents_by_path: dict[Path, SavedAgent] = {}
     for run in _select_best_per_task(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
         config = saved.config
         env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
         path = output / f"{config.name}-{env}-s{config.seed}"
-        if path.exists() or path in agents:
+        if path.exists() or path in agents_by_path:
             raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
-        agents[path] = saved
+        agents_by_path[path] = saved
     packages = []
-    for path, saved in agents.items():
+    for path, saved in agents_by_path.items():
         partial = path.with_name(f".{path.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -87,7 +87,7 @@ def release(
             evaluations = evaluate(partial, episodes=episodes, **user_objects)
             if onnx:
                 export_policy(partial, output=partial / "policy.onnx", **user_objects)
-            _write_package_files(partial, evaluations)
+            _write_evaluation_and_page(partial, evaluations)
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -97,14 +97,14 @@ def release(
 
 def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
     """Select the run with the highest final return of each task."""
-    best: dict[Task, tuple[float, RunDirectory]] = {}
+    best_runs: dict[Task, tuple[float, RunDirectory]] = {}
     for run in map(RunDirectory, map(Path, runs)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
         last = returns[-1] if returns else float("-inf")
         task = get_task(run.env_id, run.config)
-        if task not in best or last > best[task][0]:
-            best[task] = last, run
-    return [run.path for _, run in best.values()]
+        if task not in best_runs or last > best_runs[task][0]:
+            best_runs[task] = last, run
+    return [run.path for _, run in best_runs.values()]
 
 
 def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
@@ -122,7 +122,7 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
 
 
-def _write_package_files(folder: Path, evaluations: Sequence[Evaluation]) -> None:
+def _write_evaluation_and_page(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the evaluation, the page for readers and the list of hashes."""
     files = RunDirectory(folder)
     results = [each.to_dict() | {"returns": each.returns} for each in evaluations]
@@ -135,7 +135,7 @@ def _write_package_files(folder: Path, evaluations: Sequence[Evaluation]) -> Non
     (folder / HASHES_FILE).write_text(hashes)
 
 
-def check_package(path: Path) -> list[str]:
+def check_package_hashes(path: Path) -> list[str]:
     """Check that a package has exactly its listed files, unchanged; return their names.
 
     Raises:
@@ -164,8 +164,8 @@ def format_model_card(
     """Format the package's page, with metadata for model hubs (YAML, as JSON)."""
     env, kind = config.env.id.rpartition(":")[2], "PPG" if config.has_auxiliary_phase else "PPO"
     title = re.sub(r"([\\`*_\[\]|~!])", r"\\\1", html.escape(env))
-    reports: list[Any] = [each.to_dict() for each in evaluations]
-    score = f"{reports[0]['mean_return']:.2f} +/- {reports[0]['std_return']:.2f}"
+    evaluation_dicts: list[Any] = [each.to_dict() for each in evaluations]
+    score = f"{evaluation_dicts[0]['mean_return']:.2f} +/- {evaluation_dicts[0]['std_return']:.2f}"
     metric = {"type": "mean_reward", "value": score, "name": "mean_reward", "verified": False}
     task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
     results = [{"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}]
@@ -177,7 +177,7 @@ def format_model_card(
     rows = [
         f"| {each['policy']} | {each['mean_return']:.2f} | {each['interval_95'][0]:.2f} to "
         f"{each['interval_95'][1]:.2f} | {each['std_return']:.2f} | {each['episodes']} |"
-        for each in reports
+        for each in evaluation_dicts
     ]
     own = {name: x for name, x in (card.get("own") or {}).items() if name.startswith("make_")}
     flags = "".join(f" --import {module}" for module in config.modules)

@@ -65,24 +65,24 @@ def film_episodes(
     with closing(envs), _open_film(output, fps=fps or rate, size=size) as write_to_film:
         agent, precision = load_agent(envs), saved.config.compute.policy_precision
         drawing = Overlay(agent) if overlay else None
-        strip: Callable[[int, int], np.ndarray] | None = None
+        draw_strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
 
         def write_frame(obs: Tensor, ended: Tensor) -> None:
             images = get_images(obs.numpy(), ended.numpy())
-            if strip is not None:
+            if draw_strip is not None:
                 large = [enlarge(image, side) for image in images]
-                strips = (strip(index, image.shape[1]) for index, image in enumerate(large))
+                strips = (draw_strip(index, image.shape[1]) for index, image in enumerate(large))
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write_to_film(tile(images))
 
         def film_step(inputs: Any, distribution: Any, action: Tensor) -> None:
-            nonlocal strip
+            nonlocal draw_strip
             returns[inputs.first] = 0
             if drawing is not None:
                 steps = (inputs.obs.unsqueeze(1), inputs.first.unsqueeze(1), inputs.state)
                 value = agent.value(*steps, precision=precision)
-                strip = partial(drawing.draw, distribution, value, action, returns)
+                draw_strip = partial(drawing.draw_strip, distribution, value, action, returns)
             write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
         def update_returns(*step: Any) -> None:
@@ -224,14 +224,14 @@ def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
     def draw_env(env: gym.Env[Any, Any]) -> Any:
         return get_camera(env).draw() if is_mujoco else env.render()
 
-    vacant: list[int] = []  # places of closed environments: a first one, and those that failed
+    free_places: list[int] = []  # places of closed environments: a first one, and those that failed
 
     def make_env() -> gym.Env[Any, Any]:
-        env, place = gym.Wrapper(maker()), vacant.pop(0) if vacant else len(renderers)
+        env, place = gym.Wrapper(maker()), free_places.pop(0) if free_places else len(renderers)
         renderers[place : place + 1] = [_Renderer(env, partial(draw_env, env))]
 
         def close_env() -> None:  # not called by an environment that closes itself
-            vacant.append(place)
+            free_places.append(place)
             env.env.close()
 
         env.close = close_env

@@ -43,7 +43,7 @@ class Overlay:
         finite = low.isfinite() & high.isfinite()
         self._low, self._high = low.where(finite, -3.0), high.where(finite, 3.0)
 
-    def draw(
+    def draw_strip(
         self, policy: Any, value: Tensor, action: Tensor, returns: Tensor, index: int, width: int
     ) -> np.ndarray:
         """Draw the strip of environment `index`, `[H, width, 3]` bytes.
@@ -66,7 +66,7 @@ class Overlay:
         top, bottom = 2 * unit, 5.5 * unit
         row = action[index, 0].reshape(-1)
         log_probs, mean, std = self._head.split_log_probs_means_stds(policy.dist_params[index, 0])
-        gauges = self._scale_gauges(row, mean, std)
+        gauges = self._compute_gauges(row, mean, std)
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
         probabilities = log_probs.exp().tolist()[: _MAX_BARS - len(gauges)]
         taken, begin = set[int](), 0
@@ -85,7 +85,7 @@ class Overlay:
             _draw_gauge(draw, (left, top, left + 0.8 * step, bottom), *places)
         return np.asarray(strip)
 
-    def _scale_gauges(self, action: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
+    def _compute_gauges(self, action: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
         """Place mean − std, mean, mean + std and the action in the range, from 0 to 1."""
         places = [place for place, count in enumerate(self._head.num_choices) if not count]
         if not places:

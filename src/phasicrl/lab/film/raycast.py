@@ -35,16 +35,16 @@ class RayCamera:
     """
 
     def __init__(self, env: gym.Env[Any, Any], *, size: int = 240) -> None:
-        inner: Any = env.unwrapped
+        base_env: Any = env.unwrapped
         self._mujoco = mujoco = import_optional("mujoco", "films need MuJoCo", "mujoco")
-        model = inner.model
-        self._sim = (model, inner.data)
+        model = base_env.model
+        self._sim = (model, base_env.data)
         self._scene = mujoco.MjvScene(model, 1000)
-        self._camera = _make_camera(mujoco, inner.mujoco_renderer, *self._sim)
+        self._camera = _make_mjv_camera(mujoco, base_env.mujoco_renderer, *self._sim)
         down, right = np.meshgrid(*[(np.arange(size) + 0.5) / size * 2 - 1] * 2, indexing="ij")
         self._right, self._up, self._size = right.ravel(), -down.ravel(), size
         self._planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-        self._colors = np.stack([self._compute_shape_color(geom) for geom in range(model.ngeom)])
+        self._colors = np.stack([self._compute_geom_color(geom) for geom in range(model.ngeom)])
 
     def draw(self) -> np.ndarray:
         """Draw the current scene, `[size, size, 3]` uint8."""
@@ -57,7 +57,7 @@ class RayCamera:
         point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
         return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
 
-    def _compute_shape_color(self, geom: int) -> np.ndarray:
+    def _compute_geom_color(self, geom: int) -> np.ndarray:
         """Return the color of a shape, 0 to 255, times the mean of the material's texture.
 
         A shape without a color has its material's.
@@ -106,7 +106,7 @@ class RayCamera:
         return images.clip(0, 255).astype(np.uint8)
 
 
-def _make_camera(mujoco: Any, renderer: Any, model: Any, data: Any) -> Any:
+def _make_mjv_camera(mujoco: Any, renderer: Any, model: Any, data: Any) -> Any:
     """Make a camera like that of Gymnasium's own renderer."""
     camera = mujoco.MjvCamera()
     if renderer.camera_id >= 0:

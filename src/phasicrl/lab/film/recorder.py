@@ -41,14 +41,14 @@ class StepTable:
         self._rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)  # of open episodes
 
     def add(
-        self, levels: Levels, kind: ActionSelection, policy: Any, action: Tensor,
+        self, levels: Levels, selection: ActionSelection, policy: Any, action: Tensor,
         step: Any, tracker: Any,
     ) -> None:  # fmt: skip
         """Add one step of B environments.
 
         Args:
             levels: levels of the environments.
-            kind: sampled or greedy actions.
+            selection: sampled or greedy actions.
             policy: distributions of the actions, `[B, 1]`.
             action: actions, `[B, 1, …]`.
             step: `TimeStep` of the environments.
@@ -57,7 +57,7 @@ class StepTable:
         num_envs = len(action)
         columns: dict[str, Any] = {
             "levels": [levels] * num_envs,
-            "policy": [kind] * num_envs,
+            "policy": [selection] * num_envs,
             "env": range(num_envs),
             "episode": tracker.indices.tolist(),
             "step": tracker.lengths.tolist(),

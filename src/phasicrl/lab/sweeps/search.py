@@ -59,7 +59,7 @@ def make_optuna_distribution(values: list[Any]) -> Any:
 
     Args:
         values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, integers between integers, see
-            `make_search`; else a list of choices.
+            `write_search`; else a list of choices.
 
     Raises:
         ValueError: the bounds have no number between them.
@@ -73,7 +73,7 @@ def make_optuna_distribution(values: list[Any]) -> Any:
             return optuna.distributions.CategoricalDistribution([*map(json.dumps, values)])
 
 
-def make_search(
+def write_search(
     directory: Path, preset: str, values: Path, *, trials: int = 20,
     seeds: Sequence[int] = grid.DEFAULT_SEEDS, rungs: int = 5,
 ) -> int:  # fmt: skip

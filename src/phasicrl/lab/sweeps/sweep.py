@@ -30,7 +30,7 @@ from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.system.machine import import_optional
 
 
-def make_sweep(
+def write_sweep(
     directory: Path,
     presets: Sequence[str],
     *,
@@ -71,7 +71,7 @@ def make_sweep(
     grid.check_value_lists(lists)
     arms = [arm for preset in presets for arm in grid.make_grid(get_preset(preset), lists)]
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
-    trials.check_seeds_of_one_kind(directory, [*used, *seeds])
+    trials.check_report_seeds_apart(directory, [*used, *seeds])
     trials.check_trainable(arms)
     configs = [replace(config, seed=seed) for (_, config), seed in itertools.product(arms, seeds)]
     added = 0
@@ -84,7 +84,7 @@ def make_sweep(
     return added
 
 
-def list_trials(directory: Path) -> list[Path]:
+def list_trial_folders(directory: Path) -> list[Path]:
     """Return the directories of a sweep's trials, seed by seed.
 
     Raises:
@@ -120,7 +120,7 @@ def run_sweep(
     first, _, number = shard.partition("/")
     if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
-    folders = list_trials(directory.resolve())[int(first) - 1 :: int(number)]
+    folders = list_trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
         require_imported_modules(read_options(Config, folder / grid.TRIAL_FILE))
     if is_search := (directory / grid.SEARCH_FILE).is_file():  # it may come from somebody else
@@ -235,7 +235,7 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     Raises:
         ValueError: the directory is not a sweep, or a file in it is damaged.
     """
-    configs = {x: read_options(Config, x / grid.TRIAL_FILE) for x in list_trials(directory)}
+    configs = {x: read_options(Config, x / grid.TRIAL_FILE) for x in list_trial_folders(directory)}
     tasks = {folder: get_task(config.env.id, config) for folder, config in configs.items()}
     first, *others = [_list_changes(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
