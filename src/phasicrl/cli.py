@@ -35,6 +35,7 @@ from phasicrl.config import (
 )
 from phasicrl.config_io import escape_control_chars, format_hint, read_options
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
+from phasicrl.runs.directory import AGENTS_FOLDER, find_run_or_agent
 from phasicrl.system.signals import exit_on_preemption
 
 if TYPE_CHECKING:
@@ -353,8 +354,6 @@ def parse_config_and_options(
         words = [first, file, *words[1:]] if equals else words
         if len(words) < 2:
             raise ValueError("--from is empty; expected the path of a run or a config.json")
-        from phasicrl.runs.directory import AGENTS_FOLDER, find_run_or_agent
-
         path = Path(words[1])
         run = find_run_or_agent(path.parent if path.is_file() else path)
         base = read_options(Config, path) if path.is_file() else run.config
