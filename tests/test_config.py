@@ -30,7 +30,7 @@ from phasicrl.config import (
     get_option_docs,
     nearest_divisors,
 )
-from phasicrl.config_io import SYNONYMS, ConfigError, format_hint, read_json, write_json
+from phasicrl.config_io import SYNONYMS, ConfigError, read_json, suggest_name, write_json
 from phasicrl.presets import PRESETS, get_preset
 from tests.helpers import OBS_NORM
 from tools.reference_pages import TRICKS
@@ -440,7 +440,7 @@ def test_names_of_other_trainers_lead_to_our_options() -> None:
                 ValueError, match=rf"unknown option .*\b{name} .did you mean '{path}'"
             ):
                 make()
-    assert "'aux.learning_rate'" in format_hint("aux.lr", get_defaults())
+    assert "'aux.learning_rate'" in suggest_name("aux.lr", get_defaults())
     with pytest.raises(ConfigError, match=r"'CartPole-v1' .*EnvConfig\(id="):
         env("CartPole-v1")
     with pytest.raises(ValueError, match=r"config is 'cartpole-ppo'; .*get_preset"):

@@ -33,7 +33,7 @@ from phasicrl.config import (
     get_option_docs,
     require_imported_modules,
 )
-from phasicrl.config_io import escape_control_chars, format_hint, read_options
+from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
 from phasicrl.runs.directory import AGENTS_FOLDER, find_run_or_agent
 from phasicrl.system.signals import exit_on_preemption
@@ -167,7 +167,7 @@ def run_command(words: list[str], commands: Mapping[str, Command], prog: str) ->
     if words[0] == "--version":
         return print(version("phasicrl"))
     if words[0] not in commands:
-        hint = format_hint(words[0], commands)
+        hint = suggest_name(words[0], commands)
         raise ValueError(f"unknown command {words[0]!r}{hint}. `{prog} --help` lists all")
     commands[words[0]](words[1:])
 
@@ -231,7 +231,7 @@ def parse_and_call(
     """
     text = None
     if "user_objects" in inspect.signature(function).parameters:
-        objects, words, _ = _pop_make_env(words)
+        objects, words, _ = _parse_make_env(words)
         text = (inspect.getdoc(function) or "").partition("\nArgs:")[0] + f"\n{_ENV_HELP}"
         function = functools.partial(function, **objects)
     return tyro.cli(
@@ -240,7 +240,7 @@ def parse_and_call(
     )  # fmt: skip
 
 
-def _pop_make_env(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
+def _parse_make_env(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
     """Parse `--make-env MODULE:FUNCTION`.
 
     Returns:
@@ -310,7 +310,7 @@ class _TrainOptions:
 
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
-    objects, words, maker = _pop_make_env(words)
+    objects, words, maker = _parse_make_env(words)
     options, config = parse_config_and_options(words, "train", _TrainOptions, maker)
     from phasicrl.algorithm import train
 
@@ -395,9 +395,9 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     if names := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
         if "--from" in names:
             return "option --from; expected it as the first argument, in place of the preset"
-        return "; unknown ".join(f"option {name}{format_hint(name, flags)}" for name in names)
+        return "; unknown ".join(f"option {name}{suggest_name(name, flags)}" for name in names)
     if "=" in unknown[0]:  # such as seed=3
-        hint = format_hint(unknown[0].partition("=")[0], flags)
+        hint = suggest_name(unknown[0].partition("=")[0], flags)
         return f"argument {unknown[0]!r}; expected --OPTION VALUE{hint}"
     parts = [part for word in words for part in word.split("=", 1)]
     places = [i for i in range(1, len(parts)) if parts[i] == unknown[0]]
@@ -505,7 +505,7 @@ def _show_presets(pattern: str = "") -> None:
         return print_lines([*_preset_lines(), "", part, more])
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
-        hint = format_hint(pattern, PRESETS)
+        hint = suggest_name(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{hint}")
     rows: list[tuple[str, ...]] = []
     trainings = read_trainings()

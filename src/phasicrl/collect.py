@@ -158,7 +158,7 @@ class Collector:
     def sample_and_store_actions(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.
 
-        The rollout stores actions before `env_action`, log-probabilities, masks and any values.
+        The rollout stores log-probabilities, masks, any values and actions before `env_action`.
         """
         noise = self._blank_policy.sample_noise(self.generator)[self._noise_slice]
         inputs = [self._obs, self._first, self._state, self.executor.upload(noise)]

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from phasicrl import config_io
-from phasicrl.config_io import ConfigError, convert, format_hint, get_types
+from phasicrl.config_io import ConfigError, convert, get_types, suggest_name
 
 ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
 Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
@@ -86,7 +86,7 @@ class _Group:
         call = f"{cls.__name__}({next(iter(get_types(cls)))}=…)"
         problems = [f"{value!r} has no name; expected {call}" for value in given]
         unknown = [cls._prefix + name for name in values if name not in get_types(cls)]
-        problems += [f"unknown option {x}{format_hint(x, get_defaults())}" for x in unknown]
+        problems += [f"unknown option {x}{suggest_name(x, get_defaults())}" for x in unknown]
         if problems:
             raise ConfigError(problems)
         return super().__new__(cls)
@@ -408,9 +408,9 @@ class PPOConfig(_Group):
 
     @property
     def epoch_kinds(self) -> tuple[tuple[bool, bool], ...]:
-        """Epochs over a rollout in order, as flags (policy loss, value loss).
+        """Losses of a rollout's epochs in order, as flags (policy, value).
 
-        With `value_first` they are joint if E_π = E_V, and otherwise value epochs come first (OPPG
+        With `value_first` all have both losses if E_π = E_V; else value epochs come first (OPPG
         ppo.py:222-245). With `policy_first` policy epochs come first (PPG paper, algorithm 1).
         """
         policy = ((True, False),) * self.policy_epochs
@@ -758,7 +758,7 @@ class Config(_Group):
         changes_by_group: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             if path not in get_defaults() and path not in self.__dataclass_fields__:
-                raise ValueError(f"unknown option {path}{format_hint(path, get_defaults())}")
+                raise ValueError(f"unknown option {path}{suggest_name(path, get_defaults())}")
             group, _, name = path.rpartition(".")
             changes_by_group.setdefault(group, {})[name] = value
         updates = changes_by_group.pop("", {})

@@ -188,7 +188,7 @@ SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for na
 """Paths of options by their names in other trainers."""
 
 
-def format_hint(given: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+def suggest_name(given: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
     """Return a hint for a wrong name: ` (did you mean 'bigfish'?)`; empty without one.
 
     Suggests the option that other trainers call by this name, else names with the same end, else
@@ -222,7 +222,7 @@ def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
     for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
-                hint = format_hint(f"{path}{name}", [f"{path}{known}" for known in hints])
+                hint = suggest_name(f"{path}{name}", [f"{path}{known}" for known in hints])
                 raise ValueError(f"unknown field {path}{name}{hint}")
             if dataclasses.is_dataclass(hint := hints[name]):
                 values[name] = _from_tree(typing.cast(type[Any], hint), value, f"{path}{name}.")

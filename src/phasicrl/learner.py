@@ -89,7 +89,7 @@ class Learner:
     def is_auxiliary_phase_due(self) -> bool:
         """Return whether an auxiliary phase follows the latest policy phase.
 
-        One follows every `config.aux_phase_interval` iterations, except the last of the run (OPPG
+        One follows every `config.aux_phase_interval` iterations, but none at the run's end (OPPG
         ppg.py:259).
         """
         return self._ends_aux_interval and self.env_steps < self.config.budget

@@ -80,7 +80,7 @@ def step_optimizer_(
 
 
 def get_adam_state(optimizer: Adam, parameters: Sequence[Tensor]) -> AdamState:
-    """Return Adam's state of some parameters, and create a zero state where there is none."""
+    """Return Adam's state of the given parameters; where there is none, create zeros."""
     for parameter in parameters:
         if parameter not in optimizer.state:
             state = optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)}

@@ -584,7 +584,7 @@ def compute_dist_params(
 def estimate_rollout_kl(
     agent: Agent, samples: PolicySamples, *, executor: Executor, estimate: Literal["k1", "k3"]
 ) -> float:
-    """Estimate the mean of KL(behavior policy ‖ current policy) over samples of the rollout."""
+    """Estimate the mean KL(behavior policy ‖ current policy) over all samples of a rollout."""
     params = compute_dist_params(agent, samples, executor=executor)
     log_prob = agent.policy_head.distribution(params).log_prob(samples.action)
     k1, k3 = objectives.estimate_kl_k1_and_k3(log_prob, samples.old_log_prob)

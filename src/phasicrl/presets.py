@@ -18,7 +18,7 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.config_io import format_hint
+from phasicrl.config_io import suggest_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ def get_preset(name: str) -> Config:
         ValueError: there is no such preset; the message suggests a name.
     """
     if name not in PRESETS:
-        hint = format_hint(name, PRESETS)
+        hint = suggest_name(name, PRESETS)
         raise ValueError(f"unknown preset {name!r}{hint}; `phasicrl presets` lists all")
     return PRESETS[name].config
 

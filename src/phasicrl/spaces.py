@@ -479,7 +479,7 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
 
 
 def get_start_and_count(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first number and the numbers of choices of a discrete space; both 0 for others."""
+    """Return `start` of a discrete space, and its components' numbers of choices; else both 0."""
     return _start(space), _num_choices(space)
 
 

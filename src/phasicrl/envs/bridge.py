@@ -77,7 +77,7 @@ class EpisodeActions:
         self._lengths = np.zeros(num_envs, np.int64)
 
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
-        """Record the actions `[B, …]` of a step; drop those of episodes that have `ended` `[B]`."""
+        """Record the actions `[B, …]` of a step; drop all of the episodes that it `ended` `[B]`."""
         self._steps.append(action.copy())
         self._lengths += 1
         self._lengths[ended] = 0

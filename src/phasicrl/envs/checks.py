@@ -75,7 +75,7 @@ class Invalid(Exception):
 
 @contextlib.contextmanager
 def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
-    """Convert exceptions of the environment's code in a call to `EnvError` or `ImportError`.
+    """Raise an environment's exceptions as `EnvError`, a missing package as `ImportError`.
 
     Args:
         call: name of the call.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from phasicrl.config import EnvConfig
-from phasicrl.config_io import format_hint
+from phasicrl.config_io import suggest_name
 from phasicrl.envs import envpool
 from phasicrl.envs.bridge import EnvSlice, NumpyVectorEnv
 from phasicrl.envs.checks import MakeEnv, convert_errors
@@ -163,7 +163,7 @@ def resolve_env_id(env_id: str) -> tuple[Backend, str]:
             return backend, key if backend == "procgen" else name
     ids = {x: f"{key}:{x}" for key in (*by_backend, prefix) for x in by_backend.get(key, ())}
     has_backend = prefix and not module  # the name may be one of another back end
-    hint = format_hint(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
+    hint = suggest_name(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
     has_envpool = "envpool" in by_backend or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(

@@ -43,7 +43,7 @@ GRAPHICS_REMEDY = "apt install libegl1 libopengl0, conda install -c conda-forge 
 
 @functools.cache
 def load_qt() -> str:
-    """Load Qt 5 for EnvPool's Procgen into this process, and return its source.
+    """Load Qt 5 for EnvPool's Procgen; return `system`, `wheel` or `not needed`.
 
     Raises:
         ImportError: Qt cannot be loaded; the message has remedies.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasicrl.config import OptionValue
-from phasicrl.config_io import format_hint
+from phasicrl.config_io import suggest_name
 
 
 def convert_options(
@@ -27,7 +27,7 @@ def convert_options(
     for key in given:
         if key not in defaults and not accepts_any:
             options = ", ".join(f"{option}={value}" for option, value in sorted(defaults.items()))
-            text = f"env.options has {key}, which does not exist{format_hint(key, defaults)}"
+            text = f"env.options has {key}, which does not exist{suggest_name(key, defaults)}"
             raise ValueError(f"{env_name}: {text}; expected some of {options}")
     return {key: _convert_option(env_name, key, x, defaults.get(key)) for key, x in given.items()}
 

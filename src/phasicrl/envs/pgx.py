@@ -26,7 +26,7 @@ def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSi
     Args:
         name: id in pgx.
         options: arguments of the game's class, such as `sticky_action_prob`.
-        local: number of environments.
+        local: only `num_envs` counts.
 
     Raises:
         ValueError: the game has several players, an option does not exist, or its value has a wrong

@@ -78,7 +78,7 @@ class Report:
 
     @property
     def share_of_network_speed(self) -> float:
-        """Rate of the whole loop divided by that of the bare networks."""
+        """Rate `whole loop` divided by the rate `networks alone`."""
         return self.get_speed("whole loop") / self.get_speed("networks alone")
 
     def to_json(self) -> str:

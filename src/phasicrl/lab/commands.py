@@ -123,11 +123,11 @@ def _suite(words: list[str]) -> None:
 
 def _sweep(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
-    commands = {"make": _make_sweep, "search": _search, "run": _run_sweep, "status": _status}
+    commands = {"make": _write_sweep, "search": _write_search, "run": _run_sweep, "status": _status}
     cli.run_command(words, commands, "phasicrl sweep")
 
 
-def _make_sweep(words: list[str]) -> None:
+def _write_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
     from phasicrl.lab.sweeps.sweep import write_sweep
 
@@ -135,7 +135,7 @@ def _make_sweep(words: list[str]) -> None:
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
-def _search(words: list[str]) -> None:
+def _write_search(words: list[str]) -> None:
     """Write a search for settings with Optuna, or add trials to one; nothing is trained yet."""
     from phasicrl.lab.sweeps.search import write_search
 

@@ -119,7 +119,7 @@ class TanhNormal(Normal):
     """
 
     def log_prob(self, action: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log-density of `tanh(u)` from u: `log N(u) − log |d tanh(u) / du|`."""
+        """Return log-densities of `tanh(u)` by entry: `log N(u) − log |d tanh(u) / du|`."""
         return super().log_prob(action) - _log_slope(action)
 
     def entropy(self) -> Float[Tensor, "*shape"]:

@@ -253,12 +253,12 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
 
 
 def check_image_scale(space: gym.Space[Any], encoder: str, obs: Any = None) -> None:
-    """Check that no network reads floats as large as bytes, which are not divided by 255.
+    """Check that images not of uint8, which are not divided by 255, are at most 100.
 
     Args:
         space: observation space.
-        encoder: `model.encoder`; `mlp` may read short axes that are no image.
-        obs: observations, for bounds that are infinite or not kept; None for the bounds.
+        encoder: `model.encoder`; `mlp`: two axes below 8 make it no image.
+        obs: observations to check instead of the bounds of `space`; None: the bounds.
 
     Raises:
         ValueError: an image, of another dtype than uint8, has numbers above 100.

@@ -15,7 +15,7 @@ Layer = nn.Linear | nn.Conv2d
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """Scheme of initial weights that fills layers; biases are zero, except with `torch`.
+    """Filler of layers with initial weights; biases are zero, except with `torch`.
 
     - `normalized`: PyTorch's default, then the weight vector of each output unit is scaled to the
       L2 norm `scale` (OPPG torch_util.py:327-351): over axis 1 of dense layers, axes 1 to 3 of

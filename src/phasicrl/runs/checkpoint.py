@@ -72,8 +72,8 @@ def save_checkpoint(
         tree: state of this process: nested dicts and lists of numbers, strings, None and tensors.
         env_steps: environment steps of the run so far.
         keep: number of checkpoints to keep.
-        aux_epoch: number of finished epochs of the current auxiliary phase, also if it was left out
-            (0); None between such phases.
+        aux_epoch: number of finished epochs of an auxiliary phase that is due, under way or left
+            out (0); None between them.
         chunk_makers: tensors with a file of their own, see `ChunkMakers`.
         run_id: id of the run.
         world: processes of the run.

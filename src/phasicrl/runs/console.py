@@ -81,7 +81,7 @@ class Display:
             self._shown_at = monotonic()
 
     def show_metrics(self, values: Values, env_steps: int) -> None:
-        """Show the metrics of an iteration, and those of the last auxiliary phase."""
+        """Show an iteration's metrics; those it lacks keep their previous values."""
         self._values.update(values)
         pairs = ((label, self._values.get(name)) for label, name in self._columns)
         metrics = "  ".join(f"{label} {_format(x)}" for label, x in pairs if x is not None)

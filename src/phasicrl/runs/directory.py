@@ -55,7 +55,7 @@ def fill_user_objects(
     """
     for name, value in given.items():
         if name not in names:
-            hint = config_io.format_hint(name, names)
+            hint = config_io.suggest_name(name, names)
             if name == "total_env_steps":
                 hint = ". Set it in the Config; phasicrl.resume(RUN, total_env_steps=…) trains on"
             raise TypeError(f"{name} is given; expected {', '.join(names)}{hint}")

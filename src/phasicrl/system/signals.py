@@ -48,7 +48,7 @@ def exit_preempted(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def exit_on_preemption() -> Iterator[None]:
-    """Exit with code 75 on SIGTERM, SIGHUP or SIGUSR1 outside of a run, which handles them."""
+    """Exit with 75, in the block, on SIGTERM, SIGHUP or SIGUSR1, unless a run handles it."""
     is_main = threading.current_thread() is threading.main_thread()
     default = [x for x in _PREEMPTION_SIGNALS if is_main and signal.getsignal(x) == signal.SIG_DFL]
     for number in default:

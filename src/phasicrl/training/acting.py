@@ -26,10 +26,10 @@ from phasicrl.training.evaluation import AgentInput, choose_actions
 
 
 class TrainedAgent:
-    """Trained agent, for one environment or a batch of B, with its memory of their episodes.
+    """Trained agent for one environment or B of them, with the memory of their episodes.
 
-    Observations are those of the environment, one or a batch `[B, …]` (a `Dict` or `Tuple` of
-    arrays `[B, …]`); so are actions.
+    Observations and actions are those of the environment, one or a batch: arrays `[B, …]`, also
+    within a `Dict` or `Tuple`.
 
     Attributes:
         network: policy and value networks, on the CPU.

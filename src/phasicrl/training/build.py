@@ -78,8 +78,8 @@ def start_run(
 
     Args:
         config: options of the run.
-        resume: `never`, or `auto`, which resumes the newest run of this experiment, seed and length
-            that has a checkpoint, if there is one; `restore_run` takes a directory.
+        resume: `never`, or `auto`: resume the newest run of this experiment, seed and length with a
+            checkpoint, else make one; `restore_run` takes a directory.
         world: processes of the run.
         user: custom objects, see `phasicrl.train`.
 

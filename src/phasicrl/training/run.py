@@ -216,7 +216,7 @@ class Run(AbstractContextManager["Run"]):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
 
     def finish_iteration(self, record: Record) -> bool:
-        """Evaluate if it is due, call the callbacks, log the metrics, and save if it is due.
+        """End an iteration: evaluate if due, call the callbacks, log, and save if due.
 
         Returns:
             Whether to stop: a callback returned "stop", or `stop_at_return` is reached.

@@ -133,7 +133,7 @@ class LabeledRun(NamedTuple):
 
 
 def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that have data; a sweep is replaced by its trials.
+    """Return the run directories with data; for a sweep, those of its trials.
 
     A warning names runs and trials without data, and runs whose configuration cannot be read, such
     as those of a version with other options.

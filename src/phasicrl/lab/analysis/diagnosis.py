@@ -99,7 +99,7 @@ def _check_constant_return(returns: Array, config: Config, improved: bool) -> Fi
     return Finding("Constant return", f"the mean return is always {returns[0]:.4g}", remedy)
 
 
-def _check_lengths(lengths: Array, config: Config, improved: bool) -> Finding | None:
+def _check_constant_length(lengths: Array, config: Config, improved: bool) -> Finding | None:
     if improved or np.ptp(lengths) > 0:
         return None
     evidence = f"all episodes have {lengths[0]:.0f} steps, as with a time limit"
@@ -221,7 +221,7 @@ def _make_spread_check(fraction: float, title: str, remedy: Callable[[Config], s
 _RULES: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_return_100", _check_progress),
     ("charts/episodic_return_100", _check_constant_return),
-    ("charts/episodic_length", _check_lengths),
+    ("charts/episodic_length", _check_constant_length),
     ("charts/num_episodes", _check_episodes),
     ("losses/value_loss", _check_value_loss),
     ("losses/explained_variance", _check_explained_variance),

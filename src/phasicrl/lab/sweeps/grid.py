@@ -32,7 +32,7 @@ class Outcome:
 
 
 def check_value_lists(values: Mapping[str, Any]) -> None:
-    """Raise a ValueError for an option without a list of one or more values."""
+    """Raise a ValueError if an option's values are no list, or an empty one."""
     for path, listed in values.items():
         if not isinstance(listed, list) or not listed:
             raise ValueError(f"{path} is {listed!r}; expected a list of values")
