@@ -20,7 +20,7 @@ _TRAINING_LOCK = threading.RLock()
 
 
 def resolve_device(device: str, prefers_gpu: bool) -> str:
-    """Return the device's name with its index; `auto` is a GPU if there is a worthwhile one.
+    """Return the device's name with its index; `auto` is a GPU if `prefers_gpu` and there is one.
 
     Raises:
         ValueError: the device does not exist here.

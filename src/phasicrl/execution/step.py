@@ -49,7 +49,7 @@ class StepSettings:
 
     Attributes:
         phase: phase of the step, and of its gradient norm in the metrics.
-        params_by_network: parameters by network, which are clipped separately.
+        clip_groups: groups of parameters, which are clipped separately.
         optimizer: optimizer of the parameters.
         max_grad_norm: maximum gradient norm; None clips nothing.
         average_gradients: function that replaces gradients by their means over all processes, in
@@ -57,7 +57,7 @@ class StepSettings:
     """
 
     phase: Phase
-    params_by_network: Sequence[Sequence[nn.Parameter]]
+    clip_groups: Sequence[Sequence[nn.Parameter]]
     optimizer: Adam
     max_grad_norm: float | None
     average_gradients: Callable[[Sequence[Tensor]], None] | None = None
@@ -74,8 +74,8 @@ def clip_and_step_(settings: StepSettings) -> Tensor:
     Parameters without gradient are unchanged. Gradients that are not finite make no step, and are
     reported by the phase, because a check here would wait for a GPU.
     """
-    trained = [[p for p in network if p.grad is not None] for network in settings.params_by_network]
-    gradients = [[p.grad for p in network if p.grad is not None] for network in trained]
+    trained = [[p for p in group if p.grad is not None] for group in settings.clip_groups]
+    gradients = [[p.grad for p in group if p.grad is not None] for group in trained]
     if settings.average_gradients is not None:
         settings.average_gradients(list(chain(*gradients)))
     clipped, norm = optimize.clip_gradients(gradients, settings.max_grad_norm, foreach=True)
@@ -141,7 +141,7 @@ class CompiledUpdate:
             return [index_of[id(p)] for p in parameters if id(p) in index_of]
 
         self._members = [sorted(find_trained_indices(group["params"])) for group in self._groups]
-        self._indices_by_network = [find_trained_indices(x) for x in settings.params_by_network]
+        self._indices_by_network = [find_trained_indices(x) for x in settings.clip_groups]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]

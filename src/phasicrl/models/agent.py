@@ -174,7 +174,7 @@ class Agent(nn.Module):
         return net.train()
 
     def check_image_scale(self, stored: Shaped[Tensor, "N *shape"] | None = None) -> None:
-        """Check that no network reads floats as large as bytes, see `check_image_scale`.
+        """Check that no network reads floats as large as bytes, see `encoders.check_image_scale`.
 
         Args:
             stored: observations `[N, …]`; None to check the bounds of the space.
