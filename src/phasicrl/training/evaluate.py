@@ -211,10 +211,10 @@ def evaluate(
     saved = replace(saved, config=saved.config.with_updates(changes), env_objects=objects)
     agent, results, threads = None, [], saved.config.compute.num_threads
     threads = threads or (1 if saved.config.model.encoder == "mlp" else num_cores())
-    files = [x if x is None else Path(x).expanduser() for x in (steps_file, json)]
-    for path in filter(None, files):  # before the episodes, whose results would be lost
+    table_path, json_path = (Path(x).expanduser() if x else None for x in (steps_file, json))
+    for path in filter(None, (table_path, json_path)):  # now, as results would be lost later
         path.parent.mkdir(parents=True, exist_ok=True)
-    open_table = files[0].open("w", newline="") if files[0] else nullcontext()
+    open_table = table_path.open("w", newline="") if table_path else nullcontext()
     with use_threads(threads), open_table as file:
         table = None if file is None else load_lab_object("StepTable")(file)
         for which, policy in product(get_level_kinds(levels), policies):
@@ -226,8 +226,8 @@ def evaluate(
                     precision=saved.config.compute.policy_precision,
                 )  # fmt: skip
             results.append(Evaluation(policy, *finished, levels=which))
-    if files[1]:
+    if json_path:
         rows = [result.to_dict() for result in results]
         gaps = generalization_gaps(results)
-        write_json(files[1], {"run": str(run_dir), "results": rows, "gap": gaps})
+        write_json(json_path, {"run": str(run_dir), "results": rows, "gap": gaps})
     return results
