@@ -100,7 +100,7 @@ class RunDirectory:
             ValueError: the directory cannot be made.
         """
         folder = Path(config.output_dir).expanduser()
-        stem = f"{_get_directory_prefix(config)}_{datetime.now():%Y%m%d-%H%M%S}"
+        stem = f"{RunDirectory.format_prefix(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
             path = folder / (stem if number == 1 else f"{stem}-{number}")
             try:
@@ -122,6 +122,12 @@ class RunDirectory:
         return directory
 
     @staticmethod
+    def format_prefix(config: Config, separator: str = "_") -> str:
+        """Return experiment, environment and seed, with which names of folders begin."""
+        env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
+        return separator.join([config.name, env, f"s{config.seed}"])
+
+    @staticmethod
     def find_runs(config: Config) -> list[RunDirectory]:
         """Find the runs of this experiment, seed and length in `output_dir`, oldest first.
 
@@ -131,7 +137,7 @@ class RunDirectory:
         def get_run_identity(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
-        pattern = f"{glob.escape(_get_directory_prefix(config))}_*/{CONFIG_FILE}"
+        pattern = f"{glob.escape(RunDirectory.format_prefix(config))}_*/{CONFIG_FILE}"
         runs, wanted = list[RunDirectory](), get_run_identity(config)
         for file in sorted(Path(config.output_dir).expanduser().glob(pattern)):
             if (schema := read_json(file).get("schema", SCHEMA)) != SCHEMA:
@@ -437,9 +443,3 @@ def _parse_row(line: str) -> dict[str, Any] | None:
         return row if is_valid and row["env_steps"] >= 0 <= row["iteration"] else None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
-
-
-def _get_directory_prefix(config: Config) -> str:
-    """Return the prefix of a run directory's name: experiment, environment, seed."""
-    env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
-    return f"{config.name}_{env}_s{config.seed}"

@@ -71,9 +71,7 @@ def release(
     agents_by_path: dict[Path, SavedAgent] = {}
     for run in _select_best_per_task(runs) if best else runs:
         saved = SavedAgent.open(run, **user_objects)
-        config = saved.config
-        env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
-        path = output / f"{config.name}-{env}-s{config.seed}"
+        path = output / RunDirectory.format_prefix(saved.config, "-")
         if path.exists() or path in agents_by_path:
             raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
         agents_by_path[path] = saved
