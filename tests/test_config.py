@@ -429,7 +429,7 @@ def test_names_of_other_trainers_lead_to_our_options() -> None:
     assert {*"+".join(SYNONYMS.values()).split("+")} <= get_defaults().keys()
     ppo, config, env = cast(Any, (PPOConfig, Config, EnvConfig))
     for name, path in {"lr": "ppo.learning_rate", "n_envs": "env.num_envs", "gama": "ppo.gamma",
-                       "num_envs": "env.num_envs",
+                       "num_envs": "env.num_envs", "max_iterations": "total_env_steps",
                        "n_epochs": "ppo.policy_epochs' or 'ppo.value_epochs"}.items():  # fmt: skip
         for make in (
             lambda name=name: ppo(**{name: 1}),

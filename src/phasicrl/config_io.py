@@ -175,14 +175,14 @@ def escape_control_chars(text: str) -> str:
 _WORDS = """
 ppo.policy_epochs+ppo.value_epochs=n_epochs,num_epochs,epochs,update_epochs env.num_envs=n_envs
 ppo.clip=clip_range,clip_coef,clip_param ppo.advantage_norm=norm_adv,normalize_advantage
-total_env_steps=num_timesteps,n_timesteps,timesteps evaluation.film=capture_video ppo.gamma=discount
+total_env_steps=num_timesteps,n_timesteps,timesteps,max_iterations evaluation.film=capture_video
 evaluation.every_iterations=eval_freq,eval_every ppo.num_minibatches=batch_size,minibatch_size
 ppo.value_clip=clip_range_vf,clip_vloss obs_norm.statistics=normalize_obs model.memory=lstm,use_rnn
 checkpoint.every_iterations=save_freq aux.num_minibatches=aux.batch_size compute.device=cuda,no_cuda
 ppo.schedule=anneal_lr,lr_schedule log.wandb=track,wandb_project_name env.options=max_episode_steps
 model.hidden_sizes=net_arch ppo.schedule_kl=desired_kl aux.learning_rate=aux.lr ppo.learning_rate=lr
 env.id=env,env_name,env.name ppo.value_coef=vf_coef model.encoder=policy aux.epochs=aux.n_epochs
-ppo.num_steps=n_steps log.console=verbose output_dir=log_dir
+ppo.num_steps=n_steps log.console=verbose output_dir=log_dir ppo.gamma=discount
 """
 SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for name in by.split(",")}
 """Paths of options by their names in other trainers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ def _video(words: list[str]) -> None:
     """Film the agent of a run, without a screen."""
     from phasicrl.lab.film.video import film
 
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else pygame takes SIGTERM for itself
     path, result = cli.parse_and_call(film, "video", words)
     returns = ", ".join(f"{value:g}" for value in result.returns)
     cli.print_lines([f"{path}: {len(result.returns)} episodes, returns {returns}"])

@@ -223,6 +223,8 @@ def test_notes_describe_published_scores(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "few", [(100_000, 1.0)], env=few)]
     found = compare_runs(runs, reference=Path("baselines-easy"))
     assert found.notes == ("easy-all (published) was trained on all levels, demo on 200 levels",)
+    (agent,) = compare_runs([Path("cartpole-ppg")]).results
+    assert agent.label == "cartpole-ppg"
     assert compare_runs(runs, reference=Path("baselines-easy-200")).notes == ()
 
 

@@ -247,6 +247,9 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run = train(tiny(tmp_path), make_env=corridor).directory
     with pytest.raises(ValueError, match="has no exported policy; expected one"):
         play_exported(run, make_env=corridor)
+    (other := tmp_path / "policy.bin").write_bytes(b"1")
+    with pytest.raises(ValueError, match="has no exported policy; expected one"):
+        play_exported(run, file=other, make_env=corridor)
     with pytest.raises(ValueError, match=r"output is .*; expected the ending \.onnx"):
         export_policy(run, output=cast(Any, str(tmp_path / "policy.bin")), make_env=corridor)
     with pytest.raises(ValueError, match="observations is 0"):

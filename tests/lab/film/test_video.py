@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -302,3 +305,10 @@ def test_numbers_and_names_that_no_film_has_are_refused(wrong: dict[str, Any]) -
     for name, kind in product(("film.gif", "film"), (Path, str)):
         with pytest.raises(ValueError, match=rf"output is {name}; expected .*film\.mp4$"):
             film("no run", output=cast(Any, kind(name)))
+
+
+def test_sigterm_ends_a_film_that_pygame_draws(tmp_path: Path) -> None:
+    words = ["video", "cartpole-ppg", "--episodes", "1", "--output", str(tmp_path / "x.mp4")]
+    code = "import signal; from phasicrl import cli; from phasicrl.lab.film import filming\n"
+    code += f"filming.tile = lambda images: signal.raise_signal(15)\ncli.main({words})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGTERM

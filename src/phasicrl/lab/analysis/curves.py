@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.envs.protocol import LIMIT_HINT
-from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
+from phasicrl.runs.directory import CONFIG_FILE, RunDirectory, find_run_or_agent
 from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
@@ -194,7 +194,8 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
         ValueError: `runs` is empty, a folder is not a run directory, no run has data for `metric`,
             or runs of one experiment share no steps.
     """
-    runs = expand_sweeps([Path(path).expanduser().resolve() for path in paths])
+    found = [find_run_or_agent(Path(path).expanduser()) for path in paths]
+    runs = expand_sweeps([files.path.resolve() for files in found])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]
     if len(lacking) == len(points):

@@ -216,7 +216,7 @@ def open_policy(path: Path) -> LoadedPolicy:
         ImportError: the file is ONNX, and `onnxruntime` is missing.
     """
     files = [path / f"policy{x}" for x in SUFFIXES.values()] if path.is_dir() else [path]
-    present = [file for file in files if file.is_file()]
+    present = [file for file in files if file.is_file() and file.suffix in SUFFIXES.values()]
     if not present:
         raise ValueError(f"{path} has no exported policy; expected one. `phasicrl export` makes it")
     path = max(present, key=lambda file: file.stat().st_mtime_ns)
