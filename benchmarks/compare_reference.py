@@ -61,11 +61,11 @@ def compare(
 
     It has our mean, the published runs' span, and the 95 % interval for one more run of theirs.
     """
-    theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
+    theirs = np.array([windows(edges, published.steps, run) for run in published.values])
     half = prediction_half_width(theirs)
     rows = []
     for seed, curve in ours.items():
-        for index, value in enumerate(windows(edges, curve.steps, curve.runs[0])):
+        for index, value in enumerate(windows(edges, curve.steps, curve.values[0])):
             column = theirs[:, index]
             rows.append(
                 {
@@ -92,9 +92,9 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
             panel.fill_between(
                 published.steps / 1e6, *published.band, color="#999999", alpha=0.35, linewidth=0
             )
-            panel.plot(published.steps / 1e6, published.runs.T, color="#777777", linewidth=0.7)
+            panel.plot(published.steps / 1e6, published.values.T, color="#777777", linewidth=0.7)
             for curve in ours.values():
-                panel.plot(curve.steps / 1e6, curve.runs[0], color="#0072B2", linewidth=1.2)
+                panel.plot(curve.steps / 1e6, curve.values[0], color="#0072B2", linewidth=1.2)
             panel.set_title(f"{published.task.env_id}: {title}", fontsize=10)
             panel.grid(alpha=0.25)
     for panel in axes[-1]:
@@ -105,7 +105,7 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
     ]
     labels = [
         f"phasicrl, {len(ours)} seeds",
-        f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum",
+        f"OpenAI Baselines, {len(published.values)} published runs, band: minimum to maximum",
     ]
     figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     figure.savefig(output.with_suffix(".png"), dpi=150)

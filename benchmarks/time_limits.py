@@ -193,7 +193,7 @@ def main(output: Path, /, rsl_rl: str | None = None, seeds: int = 5, jobs: int =
         print(*trial.key, flush=True)
     print("| task | trained by | mean error | bias | steps left out |\n|---|---|---|---|---|")
     for label in arms:
-        rows = table.read_trial_rows(trials.vary_seed(label, CONFIG, numbers))
+        rows = table.read_rows_of(trials.vary_seed(label, CONFIG, numbers))
         columns = [[float(row[name]) for row in rows] for name in ("error", "bias", "left_out")]
         error, bias = (estimate(np.array(x)[:, None], MEASURES["mean"]) for x in columns[:2])
         print(f"| {' | '.join(label)} | {error} | {bias} | {np.mean(columns[2]):.1%} |")

@@ -86,7 +86,7 @@ def interrupt(*_: object) -> None:
 def train_all_ways(name: str, folder: Path) -> None:
     """Train, evaluate, fail, and be interrupted."""
     from phasicrl import evaluate, train
-    from phasicrl.system.signals import Preempted
+    from phasicrl.system.signals import PreemptedExit
     from tests.helpers import corridor, tiny, tiny_aux
 
     config = tiny(folder, aux=tiny_aux())
@@ -100,7 +100,7 @@ def train_all_ways(name: str, folder: Path) -> None:
         evaluate(directory, episodes=1, make_env=corridor)
     with unchanged("a failed run"), contextlib.suppress(KeyError):
         train(config, make_env=corridor, callbacks=fail)
-    with unchanged("an interrupted run"), contextlib.suppress(Preempted):
+    with unchanged("an interrupted run"), contextlib.suppress(PreemptedExit):
         train(config, make_env=corridor, callbacks=interrupt)
     with unchanged("a run that cannot start"), contextlib.suppress(ValueError):
         train(config.with_updates({"model.encoder": "impala"}), make_env=corridor)

@@ -109,7 +109,7 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: ActionSelection EXECUTION_OPTIONS Levels format_value require_imported_modules
+phasicrl.config: ActionSelection EXECUTION_OPTIONS Levels format_value require_imports
 phasicrl.config_io: atomic_write read_json read_options write_json
 phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: get_gym_maker get_time_limit make_envs
@@ -118,11 +118,11 @@ phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
 phasicrl.runs.checkpoint: hash_file
-phasicrl.runs.directory: CONFIG_FILE METRICS_FILE RunDirectory WeightsKind find_run_or_agent
+phasicrl.runs.directory: CONFIG_FILE METRICS_FILE RunDirectory WeightsKind get_run_directory
 phasicrl.runs.lock: LOCK_FILE RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
-phasicrl.system.signals: SignalHandler watch_parent
+phasicrl.system.signals: SignalHandler call_on_parent_exit
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run
 phasicrl.training.evaluate: Evaluation SavedAgent check_policies

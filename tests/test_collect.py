@@ -159,7 +159,7 @@ def collect(collector: Collector, num_rollouts: int = K, *, update: bool = False
     buffer = PhaseBuffer(
         num_rollouts, B, T, obs_shape=(3,), obs_dtype=torch.float32, action_shape=(),
         action_dtype=torch.int64, state_size=collector.agent.state_size,
-        num_actions=collector.envs.mask_size or None, device=torch.device("cpu"),
+        mask_size=collector.envs.mask_size or None, device=torch.device("cpu"),
     )  # fmt: skip
     for slot in range(num_rollouts):
         rollout = buffer.next_rollout()

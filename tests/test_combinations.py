@@ -110,7 +110,7 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         run.learner.config = replace(config, aux=aux)
         with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
             patch.setattr("phasicrl.phases.compute_dist_params", lambda *_, **__: old)
-            patch.setattr("phasicrl.optimize.step_optimizer_", lambda *_, **__: None)
+            patch.setattr("phasicrl.optimize.eager_adam_step_", lambda *_, **__: None)
             record = auxiliary_phase(run.learner, run.buffer)
         names = ("losses/aux/kl_loss", "losses/aux/aux_value_loss", "losses/aux/real_value_loss")
         assert [record[name] for name in names] == pytest.approx(expected, rel=1e-4)

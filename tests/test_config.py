@@ -352,7 +352,7 @@ def test_a_memory_needs_no_other_option_or_names_all_of_them_at_once() -> None:
                 changes[found[1]] = int(found[2])
             config = preset.config.with_updates(changes)
         for group in (config.ppo, config.aux):
-            assert config.get_minibatch_unit(group) == "segments"
+            assert config.get_shuffle_unit(group) == "segments"
     assert {"hopper-ppg", "compat-sb3-ppo"} <= {*refused}
     assert not {"procgen-ppg", "classic-ppg", "atari-ppo", "cartpole-ppo"} & {*refused}
     with pytest.raises(ConfigError) as given:  # a unit that was asked for is not replaced
@@ -364,8 +364,8 @@ def test_a_memory_needs_no_other_option_or_names_all_of_them_at_once() -> None:
 
 def test_without_a_memory_presets_shuffle_what_their_sources_do() -> None:
     units = {
-        name: (preset.config.get_minibatch_unit(preset.config.ppo), preset.config.aux.epochs
-               and preset.config.get_minibatch_unit(preset.config.aux))
+        name: (preset.config.get_shuffle_unit(preset.config.ppo), preset.config.aux.epochs
+               and preset.config.get_shuffle_unit(preset.config.aux))
         for name, preset in PRESETS.items()
     }  # fmt: skip
     assert units["procgen-ppg"] == units["quickstart"] == ("segments", "segments")

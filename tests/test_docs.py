@@ -158,7 +158,7 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(cli, "parse_and_call", parse)
     monkeypatch.setattr(cli, "parse_config_and_options", parse_config_and_options)
     try:
-        cli.run_command(words, cli.all_commands(), "phasicrl")
+        cli.dispatch_command(words, cli.all_commands(), "phasicrl")
     except Parsed:
         return True
     return words[0] == "suite"  # which needs no arguments

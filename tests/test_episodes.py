@@ -15,7 +15,7 @@ from phasicrl.episodes import EpisodeStatistics
 def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
     """Add steps of a single environment: reward, and whether the episode ends."""
     reward, ended = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))
-    episodes.update({"reward": reward, "terminated": ended, "ended": ended})
+    episodes.add_steps({"reward": reward, "terminated": ended, "ended": ended})
 
 
 def test_a_report_clears_what_it_reported_but_keeps_the_window() -> None:
@@ -54,7 +54,7 @@ def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
         episodes = EpisodeStatistics(5, window=1000)
         for start in range(0, 120, length):
             part = {"reward": reward, "terminated": ended & False, "ended": ended}
-            episodes.update({name: x[start : start + length] for name, x in part.items()})
+            episodes.add_steps({name: x[start : start + length] for name, x in part.items()})
         assert episodes.state_dict()["recent"] == expected
         report = episodes.pop_metrics()
         assert report["charts/num_episodes"] == len(expected) > 15

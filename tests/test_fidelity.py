@@ -163,7 +163,7 @@ def spinning_up_update(agent: Agent, samples: PolicySamples, target: Tensor, con
     """
     ppo, conditions = config.ppo, (samples.obs, samples.first, samples.state)
     assert ppo.target_kl and ppo.value_learning_rate and ppo.clip
-    policy_parameters, value_parameters = agent.params_by_network()
+    policy_parameters, value_parameters = agent.params_per_network()
     policy_adam = torch.optim.Adam(policy_parameters, lr=ppo.learning_rate)
     value_adam = torch.optim.Adam(value_parameters, lr=ppo.value_learning_rate)
     steps = 0
@@ -300,7 +300,7 @@ def test_the_loss_of_64_samples_is_the_originals(name: str, ddof: int, tmp_path:
     normalized = normalize_minibatches(samples, order, config.ppo).as_transitions()
     samples = samples.as_transitions()
     loss = PolicyPhaseLoss(run.agent, config.ppo, trains_policy=True, trains_value=True)
-    ours = loss(normalized, *run.learner.loss_coefficients())[0].item()
+    ours = loss(normalized, *run.learner.policy_loss_coefficients())[0].item()
     assert ours == pytest.approx(written_loss(run, samples, ddof=ddof), abs=1e-6)
     # The comparison distinguishes the two deviations.
     assert abs(ours - written_loss(run, samples, ddof=1 - ddof)) > 1e-4

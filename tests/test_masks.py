@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasicrl.masks import find_fully_blocked, flatten_mask
+from phasicrl.masks import find_first_blocked, flatten_mask
 from phasicrl.spaces import get_nvec
 from tests.test_spaces import ACTIONS, Dict, MultiDiscrete
 
@@ -97,10 +97,10 @@ def test_masks_that_do_not_fit_are_refused(space: gym.Space[Any], mask: Any, mat
 
 def test_components_without_any_choice_are_found() -> None:
     widths, mask = (2, 1, 3), np.ones((3, 6), bool)
-    assert find_fully_blocked(widths, mask) is None is find_fully_blocked((), mask[:, :0])
+    assert find_first_blocked(widths, mask) is None is find_first_blocked((), mask[:, :0])
     mask[2, :2] = mask[1, 3:5] = False
-    assert find_fully_blocked(widths, mask) == (2, 0)
+    assert find_first_blocked(widths, mask) == (2, 0)
     mask[1, 5] = False
-    assert find_fully_blocked(widths, mask) == (1, 2)
+    assert find_first_blocked(widths, mask) == (1, 2)
     mask[1, 2] = False
-    assert find_fully_blocked(widths, mask) == (1, 1)
+    assert find_first_blocked(widths, mask) == (1, 1)

@@ -100,10 +100,10 @@ def test_a_step_moves_only_the_given_parameters_with_their_groups_rate() -> None
     a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
     optimizer = torch.optim.Adam([{"params": [a, b], "lr": 0.1}, {"params": [c], "lr": 0.01}])
     gradients: list[Tensor] = [torch.ones(1), -torch.ones(1)]
-    optimize.step_optimizer_(optimizer, [c, a], gradients, apply_if=YES)
+    optimize.eager_adam_step_(optimizer, [c, a], gradients, apply_if=YES)
     assert (a.item(), b.item(), c.item()) == (pytest.approx(0.1), 0, pytest.approx(-0.01))
     assert b not in optimizer.state and get_adam_state(optimizer, [a]).steps[0].item() == 1
-    optimize.step_optimizer_(optimizer, [a], [torch.full((1,), torch.inf)], apply_if=~YES)
+    optimize.eager_adam_step_(optimizer, [a], [torch.full((1,), torch.inf)], apply_if=~YES)
     assert a.item() == pytest.approx(0.1) and get_adam_state(optimizer, [a]).steps[0].item() == 1
 
 

@@ -67,7 +67,7 @@ def loss_of(
     value: bool = True,
 ) -> Tensor:  # fmt: skip
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, policy, value)
-    return loss(samples, torch.tensor(kl_coef), *run.learner.loss_coefficients()[1:])[0]
+    return loss(samples, torch.tensor(kl_coef), *run.learner.policy_loss_coefficients()[1:])[0]
 
 
 def stages(run: Run, samples: PolicySamples | None = None) -> list[str]:
@@ -171,7 +171,7 @@ def test_other_steps_than_whole_episodes_do_not_count(
     samples, record = compute_targets(rollout, rollout.reward, config.ppo)
     normalized = phases.normalize_minibatches(samples, torch.arange(4 * num_steps), config.ppo)
     ended = rollout.terminated | rollout.truncated
-    counts = returns.mark_first_half_episodes(rollout.first, ended).flatten()
+    counts = returns.mark_whole_episodes(rollout.first, ended).flatten()
     assert 0.2 < counts.float().mean() < 0.9
     assert record["charts/learned_fraction"] == pytest.approx(counts.float().mean().item())
     # The judge: those steps alone, without weights.
@@ -181,7 +181,7 @@ def test_other_steps_than_whole_episodes_do_not_count(
     if norm != "none":
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     loss = phases.PolicyPhaseLoss(run.agent, config.ppo, trains_policy=True, trains_value=True)
-    coefficients = run.learner.loss_coefficients()
+    coefficients = run.learner.policy_loss_coefficients()
     expected = loss(replace(alone, advantage=advantage), *coefficients)
     torch.testing.assert_close(loss(normalized.as_transitions(), *coefficients), expected)
     explained = returns.explained_variance(alone.old_value, alone.value_target)
@@ -284,16 +284,16 @@ def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
 
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path))
-    everything = Minibatch(samples_of(run).as_transitions(), torch.arange(32), is_split=False)
+    everything = Minibatch(samples_of(run).as_transitions(), torch.arange(32), as_steps=False)
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
     frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
-        settings = StepSettings("policy", run.agent.params_by_network(), frozen, None)
+        settings = StepSettings("policy", run.agent.params_per_network(), frozen, None)
         run.executor.make_gradient_step(loss, settings)(
-            everything, *run.learner.loss_coefficients()
+            everything, *run.learner.policy_loss_coefficients()
         )
         gradients.append([p.grad.clone() for p in run.agent.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
@@ -313,14 +313,14 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
 
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
     loss = Large(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
-    step = run.executor.make_gradient_step(loss, run.learner.step_settings("policy"))
-    minibatch = Minibatch(samples_of(run), torch.arange(4), is_split=True)
-    with patch.object(optimize, "step_optimizer_", keep):
-        names, (seen, norm), weight = step(minibatch, *run.learner.loss_coefficients())
+    step = run.executor.make_gradient_step(loss, run.learner.make_step_settings("policy"))
+    minibatch = Minibatch(samples_of(run), torch.arange(4), as_steps=True)
+    with patch.object(optimize, "eager_adam_step_", keep):
+        names, (seen, norm), weight = step(minibatch, *run.learner.policy_loss_coefficients())
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(norms).norm().item(), rel=1e-4)
     whole = [list(run.agent.parameters())]
-    for network in whole if norm_of == "agent" else run.agent.params_by_network():
+    for network in whole if norm_of == "agent" else run.agent.params_per_network():
         clipped = torch.stack([given[0][parameter].norm() for parameter in network]).norm()
         assert clipped.item() == pytest.approx(0.5, rel=1e-4)
 
@@ -432,7 +432,7 @@ def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
                       minibatch_by="transitions")  # fmt: skip
     run = open_run(replace(config, value_norm=VALUE_NORM))
     rollout = run.collect(run.buffer.next_rollout())
-    counts = returns.mark_first_half_episodes(rollout.first, rollout.terminated | rollout.truncated)
+    counts = returns.mark_whole_episodes(rollout.first, rollout.terminated | rollout.truncated)
     policy_phase(run.learner, rollout)
     assert run.agent.value_normalizer is not None
     count = run.agent.value_normalizer.state_dict()["moments.count"]
@@ -693,13 +693,13 @@ def test_values_of_an_unknown_scale_are_kept(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, reward_norm=RewardNormConfig(per="rollout")))
     first = run.buffer.rollout(0)
     first.next_value.fill_(3.0)
-    assert torch.equal(run.learner.rescale_to_current(first)[1], first.next_value)
+    assert torch.equal(run.learner.to_current_reward_scale(first)[1], first.next_value)
     first.reward.add_(torch.arange(8.0))
     run.learner.normalize_reward(first)
-    assert not torch.allclose(run.learner.rescale_to_current(first)[1], first.next_value)
+    assert not torch.allclose(run.learner.to_current_reward_scale(first)[1], first.next_value)
     run.buffer.clear()
     again = run.buffer.next_rollout()
-    assert torch.equal(run.learner.rescale_to_current(again)[1], first.next_value)
+    assert torch.equal(run.learner.to_current_reward_scale(again)[1], first.next_value)
 
 
 def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_ratio_is_never_larger_than_a_hundred() -> None:
 
 
 def policy_weights(agent: Agent) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in agent.params_by_network()[0]]
+    return [parameter.detach().clone() for parameter in agent.params_per_network()[0]]
 
 
 def test_the_average_is_the_weighted_mean_of_all_weights_so_far(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_loss_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path:
     samples = rollout.policy_samples(advantage)
     samples = replace(samples, old_dist_params=uniform, old_log_prob=old)
     loss = PolicyPhaseLoss(run.agent, config.ppo, trains_policy=True, trains_value=False)
-    _, *others = run.learner.loss_coefficients()
+    _, *others = run.learner.policy_loss_coefficients()
     without, _ = loss(samples, torch.tensor(0.0), *others)
     with_penalty, terms = loss(samples, torch.tensor(1.0), *others)
     log_ratio = rollout.log_prob + math.log(num_actions)

@@ -17,7 +17,7 @@ from phasicrl.returns import (
     compute_running_return,
     explained_variance,
     gae,
-    mark_first_half_episodes,
+    mark_whole_episodes,
     monte_carlo_return,
     n_step_return,
 )
@@ -248,7 +248,7 @@ def test_whole_episodes_by_hand() -> None:
     # row's second episode begins in step 6.
     first = flags("..x..x....", "x....x....", "x.....x...")
     ended = flags(".x..x....x", "....x....x", ".....x...x")
-    assert mark_first_half_episodes(first, ended).tolist() == (
+    assert mark_whole_episodes(first, ended).tolist() == (
         flags("..xxxxxxxx", "xxxxxxxxxx", "xxxxxx....").tolist()
     )
 
@@ -268,9 +268,9 @@ def test_the_first_episodes_by_hand() -> None:
     )
     for number in range(7):
         expected = sum((episode.int() for episode in episodes[:number]), torch.zeros(3, 10))
-        counts = mark_first_half_episodes(first, ended, max_episodes=number)
+        counts = mark_whole_episodes(first, ended, max_episodes=number)
         assert counts.tolist() == expected.bool().tolist()
-    assert mark_first_half_episodes(first, ended, max_episodes=99).equal(counts)
+    assert mark_whole_episodes(first, ended, max_episodes=99).equal(counts)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_the_first_episodes_by_hand() -> None:
 )
 def test_an_episode_that_does_not_fit_is_refused(first: Tensor, ended: Tensor) -> None:
     with pytest.raises(ValueError, match=r"ppo\.num_steps"):
-        mark_first_half_episodes(first, ended)
+        mark_whole_episodes(first, ended)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -1000.1, 3e7])

@@ -137,10 +137,10 @@ def test_as_transitions_copies_nothing_and_keeps_what_belongs_together() -> None
 K, B, T = 3, 2, 5
 
 
-def make_buffer(*, state_size: int = 0, num_actions: int | None = None) -> PhaseBuffer:
+def make_buffer(*, state_size: int = 0, mask_size: int | None = None) -> PhaseBuffer:
     return PhaseBuffer(
         K, B, T, obs_shape=(4, 4, 3), obs_dtype=torch.uint8, action_shape=(),
-        action_dtype=torch.int64, state_size=state_size, num_actions=num_actions,
+        action_dtype=torch.int64, state_size=state_size, mask_size=mask_size,
         device=torch.device("cpu"),
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def number(rollout: Rollout) -> None:
 
 def written() -> PhaseBuffer:
     """Return a filled phase, whose cells hold the numbers of `cells`."""
-    buffer = make_buffer(state_size=2, num_actions=A)
+    buffer = make_buffer(state_size=2, mask_size=A)
     for slot in range(K):
         rollout = buffer.next_rollout()
         cell = cells(B, T) + 100 * B * slot
@@ -212,7 +212,7 @@ def test_the_buffer_fills_slot_by_slot_and_is_written_over_after_clear() -> None
 
 
 def test_rollouts_are_taken_out_and_loaded_back_by_name() -> None:
-    old, new = make_buffer(num_actions=A).next_rollout(), make_buffer(num_actions=A).next_rollout()
+    old, new = make_buffer(mask_size=A).next_rollout(), make_buffer(mask_size=A).next_rollout()
     number(old)
     new.load_tensors(old.tensors())
     fields = {field.name for field in dataclasses.fields(Rollout)}

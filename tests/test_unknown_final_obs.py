@@ -17,7 +17,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.normalize import EmaMoments
 from phasicrl.phases import AuxiliaryLoss, compute_targets, recompute_values
-from phasicrl.returns import mark_first_half_episodes
+from phasicrl.returns import mark_whole_episodes
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
@@ -44,7 +44,7 @@ def collect() -> PhaseBuffer:
     collector = make_collector(Lost())
     buffer = PhaseBuffer(
         K, B, T, obs_shape=(3,), obs_dtype=torch.float32, action_shape=(),
-        action_dtype=torch.int64, state_size=0, num_actions=None, has_weights=True,
+        action_dtype=torch.int64, state_size=0, mask_size=None, has_weights=True,
         device=torch.device("cpu"),
     )  # fmt: skip
     for _ in range(K):
@@ -218,7 +218,7 @@ def test_whole_episodes_leave_out_unknown_steps_too() -> None:
     ppo = dataclasses.replace(PPO, collect_by="episodes", max_episodes=None)
     rollout = collect().rollout(0)
     flags = rollout.first, rollout.terminated | rollout.truncated
-    whole = mark_first_half_episodes(*flags)
+    whole = mark_whole_episodes(*flags)
     samples, _ = compute_targets(rollout, rollout.reward, ppo)
     assert samples.weight is not None and rollout.weight is not None
     unknown = whole & (rollout.weight == 0)

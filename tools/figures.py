@@ -42,8 +42,8 @@ def _ppg(output: Path) -> None:
     """Draw our PPG on StarPilot among published runs, as `phasicrl plot` does but for its title."""
     curves = read_curves([*PPG_RUNS.values()], "charts/episodic_return", smooth_steps=PPG_WINDOW)
     ends = {curves[0].task: float(max(curve.steps[-1] for curve in curves))}
-    curves += read_reference_curves(Path("cleanrl-ppg"), RETURN, last_steps=ends)
-    (ppo,) = read_reference_curves(Path("baselines-easy"), RETURN, last_steps=ends)
+    curves += read_reference_curves(Path("cleanrl-ppg"), RETURN, end_by_task=ends)
+    (ppo,) = read_reference_curves(Path("baselines-easy"), RETURN, end_by_task=ends)
     curves.append(replace(ppo, label="OpenAI Baselines' PPO"))
     title = "PPG with auxiliary epochs over 8 and over all 32 iterations, beside published runs"
     label = f"episodic return, mean over {PPG_WINDOW:,} steps\n(Baselines: last 100 episodes)"

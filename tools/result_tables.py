@@ -420,7 +420,7 @@ EARLY = {
 def on_all_games(reference: str, *experiments: str) -> list[Curve]:
     """Return published curves of Procgen's games, hard."""
     ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in PROCGEN_GAMES}
-    return read_reference_curves(Path(reference), RETURN, last_steps=ends, experiments=experiments)
+    return read_reference_curves(Path(reference), RETURN, end_by_task=ends, experiments=experiments)
 
 
 def game_of(curve: Curve) -> str:
@@ -442,7 +442,7 @@ def paper_early() -> Cells:
             for curve in curves
             if curve.label == experiment
             for bounds in [PROCGEN_BOUNDS["hard"][game_of(curve)]]
-            for run in curve.runs
+            for run in curve.values
         ]
         yield name, *(number(mean, [1.0]) for mean in np.mean(scores, axis=0))
 
@@ -550,7 +550,7 @@ def published_ppg() -> Cells:
     yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), *titles
 
     def means(curve: Curve, edges: Sequence[int]) -> np.ndarray:
-        return np.array([windows(edges, curve.steps, run) for run in curve.runs])
+        return np.array([windows(edges, curve.steps, run) for run in curve.values])
 
     def cells(curve: Curve) -> list[str]:
         columns = means(curve, [end for end in ends if end <= curve.steps[-1]]).T
@@ -560,7 +560,7 @@ def published_ppg() -> Cells:
     for name, curve in ours.items():
         yield f"ours, {name}", *cells(curve), *("" for _ in spans)
     until = {x.task: float(max(lasts.values())) for x in ours.values()}
-    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, last_steps=until):
+    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, end_by_task=until):
         gaps = list[str]()
         for name, span in spans:
             at_end = means(theirs, span)

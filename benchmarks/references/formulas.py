@@ -315,7 +315,7 @@ class Side:
         order = torch.from_numpy(self.orders.pop(0)).reshape(count, -1)
         order = order.flip(1) if self.turned else order
         whole = {name: torch.cat([data[name] for data in rollouts]) for name in rollouts[0]}
-        if self.config.get_minibatch_unit(group) == "transitions":
+        if self.config.get_shuffle_unit(group) == "transitions":
             state = whole["state"].repeat_interleave(self.case.num_steps, 0)
             whole = {name: x.flatten(0, 1)[:, None] for name, x in whole.items()}
             whole["state"] = state

@@ -13,7 +13,7 @@ from typing import Literal, Unpack
 from phasicrl.config import Config
 from phasicrl.distributed import connect_ranks
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.directory import find_run_or_agent
+from phasicrl.runs.directory import get_run_directory
 from phasicrl.training.build import UserObjects, restore_run, start_run
 from phasicrl.training.run import Run
 
@@ -121,7 +121,7 @@ def resume(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files = find_run_or_agent(run_dir)
+    files = get_run_directory(run_dir)
     compute = files.config.compute
     given = {"accept_config_changes": accept_config_changes, "total_env_steps": total_env_steps}
     with (

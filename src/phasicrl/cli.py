@@ -26,16 +26,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from phasicrl.config import (
-    Config,
-    format_value,
-    get_defaults,
-    get_option_docs,
-    require_imported_modules,
-)
+from phasicrl.config import Config, format_value, get_defaults, get_option_docs, require_imports
 from phasicrl.config_io import escape_control_chars, read_options, suggest_name
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
-from phasicrl.runs.directory import AGENTS_FOLDER, find_run_or_agent
+from phasicrl.runs.directory import AGENTS_FOLDER, get_run_directory
 from phasicrl.system.signals import exit_on_preemption
 
 if TYPE_CHECKING:
@@ -100,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
             importlib.import_module(module)
         trains = {"train", "resume", "sweep", "suite"} & {*words[:1]}
         with exit_on_preemption() if trains else nullcontext():  # also during slow imports
-            run_command(words, all_commands(), "phasicrl")
+            dispatch_command(words, all_commands(), "phasicrl")
         return 0
     except BrokenPipeError:  # the reader has closed the output
         from phasicrl.runs.console import discard_output
@@ -110,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # raised by rich
             return EXIT_BROKEN_PIPE
-        _print_list_hint(words, error.code)
+        _print_list_syntax_hint(words, error.code)
         raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -126,9 +120,9 @@ def main(arguments: list[str] | None = None) -> int:
         warnings.formatwarning = previous
 
 
-def _print_list_hint(words: list[str], exit_code: object) -> None:
+def _print_list_syntax_hint(words: list[str], tyro_exit_code: object) -> None:
     """Print the spelling of a list if tyro has refused one such as `[64,64]` or `64,64`."""
-    if exit_code == EXIT_USER_ERROR and (given := _LIST_PATTERN.search("\n".join(words))):
+    if tyro_exit_code == EXIT_USER_ERROR and (given := _LIST_PATTERN.search("\n".join(words))):
         values = " ".join(re.findall(r"[\w.]+", given[1]))
         print(f"error: a list is {given[1]}; expected {values}, with spaces", file=sys.stderr)
 
@@ -150,7 +144,7 @@ def all_commands() -> dict[str, Command]:
     return commands
 
 
-def run_command(words: list[str], commands: Mapping[str, Command], prog: str) -> None:
+def dispatch_command(words: list[str], commands: Mapping[str, Command], prog: str) -> None:
     """Run the command that the first argument names, or list the commands.
 
     Raises:
@@ -178,21 +172,21 @@ _REGISTRY = ConstructorRegistry()
 
 
 @_REGISTRY.primitive_rule
-def _make_value_parser(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+def _make_value_parser(type_info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Return the parser of a `none`, integer (1e6), `KEY=VALUE …` or path; else None."""
-    if info.type is type(None):
+    if type_info.type is type(None):
         return PrimitiveConstructorSpec(
             nargs=1, metavar="none", choices=("none", "None"),
             instance_from_str=lambda words: None,
             is_instance=lambda value: value is None, str_from_instance=lambda value: ["none"],
         )  # fmt: skip
-    if info.type is int:
+    if type_info.type is int:
         return PrimitiveConstructorSpec(
             nargs=1, metavar="INT", instance_from_str=lambda words: _parse_int(words[0]),
             is_instance=lambda value: isinstance(value, int),
             str_from_instance=lambda value: [str(value)],
         )  # fmt: skip
-    if info.type_origin is Mapping:
+    if type_info.type_origin is Mapping:
         return PrimitiveConstructorSpec(
             nargs="*", metavar="KEY=VALUE …", instance_from_str=_parse_pairs,
             is_instance=lambda value: isinstance(value, dict),
@@ -223,7 +217,7 @@ def parse_and_call(
     function: Callable[..., Any],
     prog: str,
     words: list[str],
-    positional_marker: Any = tyro.conf.PositionalRequiredArgs,
+    positional_mode: Any = tyro.conf.PositionalRequiredArgs,
 ) -> Any:
     """Parse arguments by the signature of a library function, and call the function.
 
@@ -231,16 +225,16 @@ def parse_and_call(
     """
     text = None
     if "user_objects" in inspect.signature(function).parameters:
-        objects, words, _ = _parse_make_env(words)
+        objects, words, _ = _extract_make_env(words)
         text = (inspect.getdoc(function) or "").partition("\nArgs:")[0] + f"\n{_ENV_HELP}"
         function = functools.partial(function, **objects)
     return tyro.cli(
         function, args=_expand_home(words), prog=f"phasicrl {prog}", registry=_REGISTRY,
-        config=(positional_marker, tyro.conf.SuppressFixed), description=text,
+        config=(positional_mode, tyro.conf.SuppressFixed), description=text,
     )  # fmt: skip
 
 
-def _parse_make_env(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
+def _extract_make_env(words: list[str]) -> tuple[dict[str, Any], list[str], str]:
     """Parse `--make-env MODULE:FUNCTION`.
 
     Returns:
@@ -310,11 +304,11 @@ class _TrainOptions:
 
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
-    objects, words, maker = _parse_make_env(words)
-    options, config = parse_config_and_options(words, "train", _TrainOptions, maker)
+    objects, words, make_env_path = _extract_make_env(words)
+    options, config = parse_config_and_options(words, "train", _TrainOptions, make_env_path)
     from phasicrl.algorithm import train
 
-    _print_run(train(config, resume=options.resume, **objects))
+    _print_results(train(config, resume=options.resume, **objects))
 
 
 def parse_config(words: list[str]) -> Config:
@@ -323,7 +317,7 @@ def parse_config(words: list[str]) -> Config:
 
 
 def parse_config_and_options(
-    words: list[str], command: str, options_type: type, make_env: str | None = None
+    words: list[str], command: str, options_type: type, make_env_path: str | None = None
 ) -> tuple[Any, Config]:
     """Parse a preset or `--from FILE`, changes of its options, and options of a command.
 
@@ -331,7 +325,7 @@ def parse_config_and_options(
         words: arguments of the command.
         command: name of the command, for its help.
         options_type: dataclass of the command's options.
-        make_env: `MODULE:FUNCTION` that makes the environment, which is named after it; empty
+        make_env_path: `MODULE:FUNCTION` that makes the environment, which is named after it; empty
             without one; None for a command that takes none.
 
     Returns:
@@ -348,24 +342,24 @@ def parse_config_and_options(
         print("\n".join(_preset_lines()))
         print(f"\n`phasicrl {command} PRESET --help` lists options and their values in a preset.")
         raise SystemExit(0 if words else EXIT_USER_ERROR)
-    makers: Collection[str] = ()
+    recorded_objects: Collection[str] = ()
     first, equals, file = words[0].partition("=")
     if first == "--from":
         words = [first, file, *words[1:]] if equals else words
         if len(words) < 2:
             raise ValueError("--from is empty; expected the path of a run or a config.json")
         path = Path(words[1])
-        run = find_run_or_agent(path.parent if path.is_file() else path)
+        run = get_run_directory(path.parent if path.is_file() else path)
         base = read_options(Config, path) if path.is_file() else run.config
         is_trial = (run.path.resolve().parent.parent / "trial.json").is_file()  # it is in a sweep
         if is_trial or run.path.parent == AGENTS_FOLDER:
             base = base.with_updates({"output_dir": Config().output_dir, "log.console": "auto"})
-        has_env = make_env != "" or any(word.startswith("--env.id") for word in words)
+        has_env = make_env_path != "" or any(word.startswith("--env.id") for word in words)
         if not has_env and (path.is_dir() or run.card):
             run.load_config(make_env=None, make_vector_env=None)
-        require_imported_modules(base)
+        require_imports(base)
         words = words[1:]
-        makers = dict(run.card.get("own") or {}).values()
+        recorded_objects = dict(run.card.get("own") or {}).values()
     elif first.startswith("-"):
         raise ValueError(
             f"the preset is {words[0]}; expected `phasicrl {command} PRESET {words[0]} …`. "
@@ -373,10 +367,10 @@ def parse_config_and_options(
         )
     else:
         base = get_preset(words[0])
-    if make_env and make_env not in makers:
-        base = base.with_updates({"env.id": make_env.replace(":", ".")})
+    if make_env_path and make_env_path not in recorded_objects:
+        base = base.with_updates({"env.id": make_env_path.replace(":", ".")})
     if {"-h", "--help"} & {*words}:
-        _print_help(command, options_type, base)
+        _print_options(command, options_type, base)
         raise SystemExit(0)
     words = ["--help" if word == "--help-all" else word for word in words]
     config, unknown = tyro.cli(
@@ -410,7 +404,7 @@ def _describe_unknown(unknown: list[str], words: list[str]) -> str:
     return f"argument {unknown[0]!r}; expected {flag} or {group}.no-{name} without it"
 
 
-def _print_help(command: str, options_type: type, base: Config) -> None:
+def _print_options(command: str, options_type: type, base: Config) -> None:
     """Print the options of a command and the common options of a run."""
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     print(f"  {_ENV_HELP}\n" * (command == "train"), end="")
@@ -435,10 +429,10 @@ def _resume(words: list[str]) -> None:
         same = "Change config.json (not its seed) and add --accept-config-changes"
         new = "or start a new run with `phasicrl train --from RUN --init-from RUN`"
         raise ValueError(f"resume has {changes[0]}; expected no option of the run. {same}, {new}")
-    _print_run(parse_and_call(resume, "resume", words))
+    _print_results(parse_and_call(resume, "resume", words))
 
 
-def _print_run(run: Run) -> None:
+def _print_results(run: Run) -> None:
     """Print the run directory and a table of results, on rank 0."""
     if not run.world.is_first:
         return
@@ -466,10 +460,10 @@ def print_evaluations(results: list[Evaluation]) -> None:
     rows: list[tuple[str, ...]] = []
     has_both = len({result.levels for result in results}) > 1
     for result in results:
-        fields: dict[str, Any] = result.to_dict()
+        summary: dict[str, Any] = result.to_dict()
         label = f"{result.policy}, {result.levels}" if has_both else result.policy
-        interval = "{:.2f} … {:.2f}".format(*fields["interval_95"])
-        rest = (f"{fields[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
+        interval = "{:.2f} … {:.2f}".format(*summary["interval_95"])
+        rest = (f"{summary[key]:.2f}" for key in ("std_return", "median_return", "mean_length"))
         rows.append((label, f"{result.mean_return:.2f}", interval, *rest))
     print_table(f"{len(results[0].returns)} episodes", columns, rows)
 

@@ -17,7 +17,7 @@ from phasicrl.optimize import make_diverged_error
 from phasicrl.rollout import Rollout, Samples
 
 
-class Truncations(NamedTuple):
+class StepTruncations(NamedTuple):
     """Truncated episodes of a step.
 
     Attributes:
@@ -100,7 +100,7 @@ class Collector:
                 truncations, steps = self._collect_steps(rollout)
             # Episode statistics are of the environments of all processes.
             gather = self.executor.world.all_gather_cat
-            self.episodes.update({name: gather(x.t()).t() for name, x in steps.items()})
+            self.episodes.add_steps({name: gather(x.t()).t() for name, x in steps.items()})
             # Compute the values that acting left out, and all bootstrap values.
             if updates_obs_norm_before_values:
                 self.agent.reader.update(rollout.obs, self.executor.world)
@@ -120,7 +120,7 @@ class Collector:
             require_finite(policy=rollout.log_prob, value_function=values)
             self.agent.check_image_scale(rollout.obs.flatten(0, 1))
 
-    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncations], dict[str, Tensor]]:
+    def _collect_steps(self, rollout: Rollout) -> tuple[list[StepTruncations], dict[str, Tensor]]:
         """Act and step T times.
 
         Returns:
@@ -197,30 +197,30 @@ class Collector:
 
     def _find_truncations(
         self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]
-    ) -> list[Truncations]:
+    ) -> list[StepTruncations]:
         """Return the truncated episodes of a rollout, with final observations and memory states.
 
         Args:
             truncated: `[T, B]` bool.
             finals: final observations and memory states `[B, …]` of steps that ended episodes.
         """
-        truncations: list[Truncations] = []
+        truncations: list[StepTruncations] = []
         for t, pairs in groupby(truncated.nonzero().tolist() if finals else [], lambda x: x[0]):
             (final_obs, state), rows = finals[t], torch.tensor([env for _, env in pairs])
             envs, obs = map(self.executor.upload, (rows, final_obs[rows]))
-            truncations.append(Truncations(t, envs, obs, state[envs]))
+            truncations.append(StepTruncations(t, envs, obs, state[envs]))
         return truncations
 
     def _recompute_memory_states(
-        self, rollout: Rollout, truncations: list[Truncations]
-    ) -> list[Truncations]:
+        self, rollout: Rollout, truncations: list[StepTruncations]
+    ) -> list[StepTruncations]:
         """Recompute the memory's states with the current observation statistics.
 
         Returns:
             The truncations with recomputed states.
         """
         by_step = {each.step: each for each in truncations}
-        self._state, recomputed = rollout.state.clone(), list[Truncations]()
+        self._state, recomputed = rollout.state.clone(), list[StepTruncations]()
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
             inputs = (rollout.obs[:, now], rollout.first[:, now], self._state)
@@ -229,7 +229,7 @@ class Collector:
                 recomputed.append(cut._replace(state=self._state[cut.envs]))
         return recomputed
 
-    def _fill_next_values(self, rollout: Rollout, truncations: list[Truncations]) -> None:
+    def _fill_next_values(self, rollout: Rollout, truncations: list[StepTruncations]) -> None:
         """Fill in the value of the observation after each step.
 
         The observations after the last step and the final observations of truncated episodes go

@@ -672,7 +672,7 @@ class Config(_Group):
         groups = [("ppo", ppo, 1), ("aux", aux, aux.every)]
         for owner, group, iterations in groups if self.has_auxiliary_phase else groups[:1]:
             items, what = self.env.num_envs, "env.num_envs"
-            unit = self.get_minibatch_unit(group)
+            unit = self.get_shuffle_unit(group)
             if unit == "transitions" and self.model.memory != "none":
                 yield f"{owner}.minibatch_by is transitions; expected segments with a memory"
                 unit = "segments"
@@ -695,10 +695,10 @@ class Config(_Group):
         if (ppo.advantage_norm, ppo.advantage_std, self.batch_size) == ("batch", "unbiased", 1):
             yield "ppo.advantage_std is unbiased; expected biased for a batch of 1 step"
 
-    def get_minibatch_unit(self, group: PPOConfig | AuxConfig) -> MinibatchUnit:
+    def get_shuffle_unit(self, options: PPOConfig | AuxConfig) -> MinibatchUnit:
         """Return the unit that a phase shuffles into minibatches; `auto` depends on the memory."""
         auto_unit: MinibatchUnit = "transitions" if self.model.memory == "none" else "segments"
-        return auto_unit if group.minibatch_by == "auto" else group.minibatch_by
+        return auto_unit if options.minibatch_by == "auto" else options.minibatch_by
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -866,7 +866,7 @@ def format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def require_imported_modules(config: Config, config_name: object = "the configuration") -> None:
+def require_imports(config: Config, config_name: object = "the configuration") -> None:
     """Check that the user has imported all modules that a configuration from a file imports.
 
     Args:

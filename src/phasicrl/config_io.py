@@ -188,11 +188,11 @@ SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for na
 """Paths of options by their names in other trainers."""
 
 
-def suggest_name(given: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+def suggest_name(given: str, known: Iterable[str], labels: Mapping[str, str] | None = None) -> str:
     """Return a hint for a wrong name: ` (did you mean 'bigfish'?)`; empty without one.
 
     Suggests the option that other trainers call by this name, else names with the same end, else
-    those with the same beginning, else the nearest one. `shown` maps names to their spelling.
+    those with the same beginning, else the nearest one. `labels` maps names to their spelling.
     """
     names = {name.lower().lstrip("-").replace("-", "_"): name for name in known}
     word = given.lower().lstrip("-").replace("-", "_")
@@ -203,7 +203,7 @@ def suggest_name(given: str, known: Iterable[str], shown: Mapping[str, str] | No
     matches = matches or [name for name in names if f".{name}".endswith(f".{end}")][:1]
     matches = matches or sorted((name for name in names if name.startswith(word)), key=len)[:2]
     matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    texts = [repr(shown[names[x]] if shown else names[x]) for x in matches]
+    texts = [repr(labels[names[x]] if labels else names[x]) for x in matches]
     return f" (did you mean {' or '.join(texts)}?)" if matches else ""
 
 
@@ -264,8 +264,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    kind_names: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
-    kind = kind_names.get(origin) or hint.__name__
+    name_by_type: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
+    kind = name_by_type.get(origin) or hint.__name__
     remedy = ". To change it during a run, use ppo.schedule, or schedule=… in phasicrl.train"
     remedy *= path.endswith(("learning_rate", "ppo.clip", "ppo.entropy_coef"))
     raise ValueError(f"{path} is {value!r}; expected {kind}{remedy}")

@@ -124,18 +124,18 @@ class World:
         Raises:
             RankError: the block failed on another rank.
         """
-        failure: Exception | None = None
+        local_error: Exception | None = None
         try:
             yield
         except Exception as error:
             if self._is_lost:
                 raise
-            failure = error
-        text = None if failure is None else f"{type(failure).__name__}: {failure}"
+            local_error = error
+        text = None if local_error is None else f"{type(local_error).__name__}: {local_error}"
         answers = self.all_gather_object((text, self._end_request))
         self.has_shared_error = any(text is not None for text, _ in answers)
-        if failure is not None:
-            raise failure
+        if local_error is not None:
+            raise local_error
         for rank, (text, _) in enumerate(answers):
             if text is not None:
                 raise RankError(f"{what} failed on rank {rank} of {self.size}: {text}")
@@ -170,9 +170,9 @@ class World:
         self._end_request = error if self.group is not None else None
         return self.group is not None
 
-    def _raise_request(self, requests: list[BaseException | None]) -> None:
+    def _raise_request(self, end_requests: list[BaseException | None]) -> None:
         """Raise the error of the lowest rank that requested an end, if any did."""
-        for rank, request in enumerate(requests):
+        for rank, request in enumerate(end_requests):
             if request is not None:
                 self.has_shared_error = True
                 raise type(request)(f"{request} on rank {rank}")

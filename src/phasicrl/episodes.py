@@ -45,14 +45,14 @@ class EpisodeStatistics:
         self._restarts: int | None = None  # None: environments that fail end the run
         self._levels: set[int] = set()
 
-    def update(self, steps: dict[str, Tensor]) -> None:
+    def add_steps(self, step_tensors: dict[str, Tensor]) -> None:
         """Add T steps of every environment to the running and finished episodes.
 
         Args:
-            steps: `reward`, `terminated`, `ended` (by termination or truncation) and the tensors of
-                `TimeStep.info`, `[T, B]` each.
+            step_tensors: `reward`, `terminated`, `ended` (by termination or truncation) and the
+                tensors of `TimeStep.info`, `[T, B]` each.
         """
-        values = {name: tensor.cpu().numpy() for name, tensor in steps.items()}
+        values = {name: tensor.cpu().numpy() for name, tensor in step_tensors.items()}
         continues, ends = ~values["ended"], values["ended"]
         if "cut" in values:  # by a failure: such episodes are not finished
             ends = ends & ~values["cut"]

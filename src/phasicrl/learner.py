@@ -73,9 +73,9 @@ class Learner:
         self.advantage_moments = EmaMoments(decay).to(executor.device) if decay else None
         self._previous_moments = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
-        self._params_by_network = agent.params_by_network()
+        self._network_params = agent.params_per_network()
         whole = [list[nn.Parameter](agent.parameters())]
-        self._clip_groups = whole if config.ppo.grad_norm_of == "agent" else self._params_by_network
+        self._clip_groups = whole if config.ppo.grad_norm_of == "agent" else self._network_params
         self.iteration, self.env_steps = 0, 0
         self.kl_coef = config.ppo.kl_penalty
         self.lr_multiplier = 1.0
@@ -158,7 +158,7 @@ class Learner:
         record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
         return reward[world.local_slice(len(reward))], record
 
-    def rescale_to_current(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def to_current_reward_scale(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Rescale an earlier rollout's rewards and `next_value` `[B, T]` to the current scale."""
         reward, normalizer = self._clip_reward(rollout), self.reward_normalizer
         if normalizer is None:
@@ -196,7 +196,7 @@ class Learner:
         self.lr_multiplier = rate / ppo.learning_rate
         self._set_learning_rates()
 
-    def loss_coefficients(self) -> list[Tensor]:
+    def policy_loss_coefficients(self) -> list[Tensor]:
         """Return the weights of KL penalty and entropy bonus, and the clip range ε, 0-d each.
 
         ε is float64, so that 1 ± ε is rounded once, and infinite without clipping.
@@ -216,14 +216,14 @@ class Learner:
         self.kl_coef = objectives.adapt_kl_coef(used, last_epoch_kl, target=target)
         return {"losses/kl_penalty": used}
 
-    def step_settings(self, phase: Phase) -> StepSettings:
+    def make_step_settings(self, phase: Phase) -> StepSettings:
         """Return optimizer, gradient clipping and averaging for the gradient steps of a phase."""
         config, world = self.config, self.executor.world
         # A single process needs no mean, and compiles the whole step.
         mean = world.all_reduce_mean_ if world.size > 1 else None
         if phase == "aux":
             max_norm, adam = config.aux.max_grad_norm, self.optimizers["aux"]
-            return StepSettings(phase, self._params_by_network, adam, max_norm, mean)
+            return StepSettings(phase, self._network_params, adam, max_norm, mean)
         # Joint epochs use the policy's optimizer, also for the value half after an early stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
         return StepSettings(phase, self._clip_groups, optimizer, config.ppo.max_grad_norm, mean)
@@ -276,7 +276,7 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
 
     def make_adam() -> Adam:
         ppo = config.ppo
-        groups = [{"params": x, "eps_hat": ppo.adam_eps_hat} for x in agent.params_by_network()]
+        groups = [{"params": x, "eps_hat": ppo.adam_eps_hat} for x in agent.params_per_network()]
         return Adam(groups, lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps)
 
     optimizers = {"policy": make_adam()}

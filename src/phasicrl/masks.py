@@ -27,7 +27,7 @@ def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray
     size = sum(get_nvec(space))
     if mask is None and path:
         return np.ones(size, dtype=bool)
-    flat, location = to_numbers(mask), format_location(path)
+    flat, location = to_numeric(mask), format_location(path)
     if flat is not None and not np.isin(flat, (0, 1)).all():
         given = f"an action mask with values {np.unique(flat)}{location}"
         raise ValueError(f"{given}; expected True and False, or 1 and 0")
@@ -43,7 +43,7 @@ def flatten_mask(space: Space[Any], mask: Any, path: KeyPath = ()) -> np.ndarray
     return np.concatenate([flatten_mask(part, each, (*path, key)) for key, part, each in masks])
 
 
-def find_fully_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
+def find_first_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
     """Find the first environment and component in which masks `[B, sum(widths)]` allow nothing."""
     has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *widths])[:-1], axis=1)
     if has_choice.all():
@@ -78,6 +78,6 @@ def _is_sequence(mask: Any) -> bool:
     return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
 
 
-def to_numbers(value: Any) -> np.ndarray | None:
+def to_numeric(value: Any) -> np.ndarray | None:
     """Return a value as an array of numbers; None if it is something else."""
     return array if (array := to_array(value)).dtype.kind in "biuf" else None

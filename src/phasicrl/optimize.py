@@ -25,14 +25,14 @@ class AdamState(NamedTuple):
 
 
 def clip_gradients(
-    gradients_by_network: Sequence[Sequence[Tensor]], max_norm: float | None, *, foreach: bool
+    gradient_groups: Sequence[Sequence[Tensor]], max_norm: float | None, *, foreach: bool
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Scale the gradients of each network so that their norm is at most `max_norm`.
 
     Networks have separate norms, so that a large value loss does not shrink the policy's step.
 
     Args:
-        gradients_by_network: gradients of each network, empty if it is not trained; at least one
+        gradient_groups: gradients of each network, empty if it is not trained; at least one
             is trained.
         max_norm: maximum norm; None clips nothing.
         foreach: whether to use kernels for many tensors, or an operation per tensor, which a
@@ -42,7 +42,7 @@ def clip_gradients(
         The gradients of trained networks, and the norm of all of them before clipping, 0-d.
     """
     clipped, norms = [], []
-    for network in filter(None, gradients_by_network):
+    for network in filter(None, gradient_groups):
         gradients = list(network)
         if foreach:
             norm = torch.stack(torch._foreach_norm(gradients)).norm()
@@ -59,7 +59,7 @@ def clip_gradients(
     return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
-def step_optimizer_(
+def eager_adam_step_(
     optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, apply_if: Tensor
 ) -> None:
     """Make one eager step of Adam for some parameters, in place.

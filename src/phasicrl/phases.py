@@ -68,7 +68,7 @@ class PolicyPhaseLoss:
     precision: Precision = "fp32"
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
-        """Return the mean loss and its terms; for coefficients, see `Learner.loss_coefficients`."""
+        """Return the mean loss and its terms, by `Learner.policy_loss_coefficients`."""
         agent, precision = self.agent, self.precision
         # Run only the networks that are trained.
         if not self.trains_policy:
@@ -127,7 +127,7 @@ class PolicyPhaseLoss:
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
         """Return the weighted value loss (PPG paper, equation 2), and the plain one as a term."""
-        rescale = self.agent.scale_for_loss
+        rescale = self.agent.divide_by_value_std
         value, target, old_value = map(rescale, (value, samples.value_target, samples.old_value))
         loss = objectives.value_loss(value, target, old_value, clip=self.ppo.value_clip)
         loss = objectives.weighted_mean(loss, samples.weight)
@@ -161,7 +161,7 @@ class AuxiliaryLoss:
         # Penalize changes of the policy, and train both value heads.
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)
-        aux_value, value, target = map(agent.scale_for_loss, values)
+        aux_value, value, target = map(agent.divide_by_value_std, values)
         aux_loss = objectives.weighted_mean(objectives.value_loss(aux_value, target), weight)
         real_loss = objectives.weighted_mean(objectives.value_loss(value, target), weight)
         terms = {
@@ -204,7 +204,7 @@ def compute_targets(
     if ppo.collect_by == "episodes":
         flags = map(world.all_gather_cat, (rollout.first, rollout.terminated | rollout.truncated))
         with world.sync_errors("marking whole episodes"):
-            whole = returns.mark_first_half_episodes(*flags, max_episodes=ppo.max_episodes)
+            whole = returns.mark_whole_episodes(*flags, max_episodes=ppo.max_episodes)
         mask = whole if mask is None else whole & mask
     if mask is not None:
         fraction = float(mask.float().mean())
@@ -246,13 +246,13 @@ def normalize_minibatches(
     if ppo.advantage_norm != "minibatch":
         return samples
 
-    def gather_by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
+    def all_gather_by_minibatch(values: Tensor) -> Tensor:  # of all ranks, in their order
         rows = values.flatten() if len(order) == values.numel() else values
         parts = world.all_gather_cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
-    raw, unbiased = gather_by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
-    weight = None if samples.weight is None else gather_by_minibatch(samples.weight)
+    raw, unbiased = all_gather_by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
+    weight = None if samples.weight is None else all_gather_by_minibatch(samples.weight)
     advantage = returns.normalize_advantages(raw, unbiased=unbiased, rowwise=True, weight=weight)
     local = advantage.unflatten(1, (world.size, -1))[:, world.rank].reshape(len(order), -1)
     unshuffled = torch.empty_like(local)
@@ -260,7 +260,7 @@ def normalize_minibatches(
     return dataclasses.replace(samples, advantage=unshuffled.view_as(samples.advantage))
 
 
-def _compute_learner_targets(
+def _compute_rollout_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
     """Compute advantages and value targets with the learner's options and moments."""
@@ -277,7 +277,7 @@ def _compute_targets_and_update_value_norm(
     scale.
     """
     agent, world = learner.agent, learner.executor.world
-    samples, record = _compute_learner_targets(learner, rollout, reward)
+    samples, record = _compute_rollout_targets(learner, rollout, reward)
     target = world.all_gather_cat(rollout.value_target)
     if samples.weight is not None:
         target = target[world.all_gather_cat(samples.weight) > 0]
@@ -285,7 +285,7 @@ def _compute_targets_and_update_value_norm(
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
-        samples, record = _compute_learner_targets(learner, rollout, reward)
+        samples, record = _compute_rollout_targets(learner, rollout, reward)
     return samples, record
 
 
@@ -374,39 +374,39 @@ def policy_phase(
     samples = dataclasses.replace(samples, **old)
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
-    coefficients, kl_exceeded = learner.loss_coefficients(), False
-    for epoch, (update_policy, update_value) in enumerate(ppo.epoch_kinds):
+    coefficients, kl_exceeded = learner.policy_loss_coefficients(), False
+    for epoch, (trains_policy, trains_value) in enumerate(ppo.epoch_kinds):
         # After an early stop, a joint epoch trains the value function alone, and is skipped if
         # that would change the policy as well.
-        if kl_exceeded and update_policy:
-            if not update_value or agent.value_path == "shared":
+        if kl_exceeded and trains_policy:
+            if not trains_value or agent.value_path == "shared":
                 continue
-            update_policy = False
-        phase: Phase = "policy" if update_policy else "value"
+            trains_policy = False
+        phase: Phase = "policy" if trains_policy else "value"
         start = perf_counter()
         on_stage(phase)
 
         # Recompute advantages with the current value function, as in Tianshou.
         if epoch and ppo.recompute_advantages:
             recompute_values(agent, rollout, executor=executor)
-            samples, _ = _compute_learner_targets(learner, rollout, reward)
+            samples, _ = _compute_rollout_targets(learner, rollout, reward)
             samples = dataclasses.replace(samples, **old)
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
-        loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
-        step = executor.make_gradient_step(loss, learner.step_settings(phase))
-        for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
+        loss = PolicyPhaseLoss(agent, ppo, trains_policy, trains_value, executor.precision(phase))
+        step = executor.make_gradient_step(loss, learner.make_step_settings(phase))
+        for minibatch in _shuffled_minibatches(learner, samples, trains_policy=trains_policy):
             _adapt_rate_to_minibatch_kl(learner, minibatch, phase)
             means.add(*step(minibatch, *coefficients))
             learner.update_proximal_policy(phase)
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
-        if update_policy and ppo.uses_epoch_kl:
+        if trains_policy and ppo.uses_epoch_kl:
             kl = estimate_rollout_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
             record["losses/epoch_kl"] = kl
             kl_exceeded = ppo.target_kl is not None and kl > ppo.target_kl
         executor.synchronize()
-        seconds["time/policy" if update_policy else "time/value"] += perf_counter() - start
+        seconds["time/policy" if trains_policy else "time/value"] += perf_counter() - start
         on_epoch(phase, epoch, means)
 
     # Adapt the KL penalty to the KL of the last epoch.
@@ -420,17 +420,17 @@ def policy_phase(
 
 
 def _shuffled_minibatches(
-    learner: Learner, samples: PolicySamples, *, update_policy: bool
+    learner: Learner, samples: PolicySamples, *, trains_policy: bool
 ) -> Iterator[Minibatch[PolicySamples]]:
     """Yield the minibatches of an epoch in random order.
 
     With PPO-EWMA, each has the parameters of the proximal policy just before its gradient step.
     """
     ppo = learner.config.ppo
-    unit = learner.config.get_minibatch_unit(ppo)
+    unit = learner.config.get_shuffle_unit(ppo)
     order = samples.random_order(unit=unit, generator=learner.generator)
     samples = normalize_minibatches(samples, order, ppo, learner.executor.world)
-    proximal = learner.proximal if update_policy else None
+    proximal = learner.proximal if trains_policy else None
     for minibatch in samples.minibatches(ppo.num_minibatches, order, unit=unit):
         if proximal is not None:
             minibatch, executor = minibatch.materialize(), learner.executor
@@ -488,7 +488,7 @@ def auxiliary_phase(
     # unless they are recomputed here.
     if buffer.aux_progress is None:
         if aux.recompute_targets:
-            _recompute_targets(learner, buffer)
+            _recompute_value_targets(learner, buffer)
         params = compute_dist_params(agent, buffer.as_segments(), executor=executor, phase="aux")
         buffer.aux_progress = AuxiliaryProgress(params, MeanAccumulator())
     progress = buffer.aux_progress
@@ -503,9 +503,9 @@ def auxiliary_phase(
         samples = dataclasses.replace(samples, weight=samples.weight / mean)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
-    unit = learner.config.get_minibatch_unit(aux)
+    unit = learner.config.get_shuffle_unit(aux)
     step = executor.make_gradient_step(
-        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.step_settings("aux")
+        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.make_step_settings("aux")
     )
     while progress.epoch < aux.epochs:
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
@@ -527,7 +527,7 @@ def auxiliary_phase(
     return means | {"time/auxiliary": perf_counter() - start}
 
 
-def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
+def _recompute_value_targets(learner: Learner, buffer: PhaseBuffer) -> None:
     """Recompute the phase's value targets with the current value function and reward scale.
 
     Idempotent, so that an interrupted phase can start again.
@@ -536,7 +536,7 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
     for rollout in rollouts:
         recompute_values(learner.agent, rollout, executor=learner.executor)
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
-        reward, bootstrap = learner.rescale_to_current(rollout)
+        reward, bootstrap = learner.to_current_reward_scale(rollout)
         ended = rollout.first.roll(-1, dims=1)  # the last column is replaced below
         next_value = torch.where(ended, bootstrap, rollout.next_value)
         next_value[:, -1] = bootstrap[:, -1]

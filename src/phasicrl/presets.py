@@ -70,7 +70,7 @@ _PPO_PAPER = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
 # Generalization from few levels to all: protocols of the Procgen paper, with evaluations of sampled
 # actions as there, and PPG and PPO as above.
 def _generalization_presets(
-    difficulty: str, source: str, num_levels: int, total_env_steps: int, *bases: Config
+    difficulty: str, source_suffix: str, num_levels: int, total_env_steps: int, *bases: Config
 ) -> list[Preset]:
     """Return presets that train on some levels, and are evaluated on these and on all levels."""
     return [
@@ -82,7 +82,7 @@ def _generalization_presets(
                     every_iterations=50, episodes=64, policy="sampled", levels="both"),
             }),
             f"{name} on {num_levels} {difficulty} levels, tested on all",
-            f"Procgen paper, generalization on {difficulty} levels{source}",
+            f"Procgen paper, generalization on {difficulty} levels{source_suffix}",
             base.name,
         )
         for name, base in zip(("PPG", "PPO"), bases, strict=True)

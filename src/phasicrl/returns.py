@@ -129,7 +129,7 @@ def monte_carlo_return(
     return _reverse_discounted_sum(reward + gamma * bootstrap, discount)
 
 
-def mark_first_half_episodes(
+def mark_whole_episodes(
     first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, max_episodes: int | None = None
 ) -> Bool[Tensor, "B T"]:
     """Return a mask `[B, T]` of the steps of episodes that begin in the first half of a rollout.

@@ -95,9 +95,9 @@ class Samples(_Tensors):
         samples = self.as_transitions() if unit == "transitions" else self
         size, rest = divmod(len(samples), num_minibatches)
         assert rest == 0, f"{len(samples)} {unit} do not divide into {num_minibatches} minibatches"
-        is_split = unit == "segments" and not self.has_memory
+        as_steps = unit == "segments" and not self.has_memory
         for start in range(0, len(samples), size):
-            yield Minibatch(samples, order[start : start + size], is_split)
+            yield Minibatch(samples, order[start : start + size], as_steps)
 
 
 S = TypeVar("S", bound=Samples)
@@ -110,12 +110,12 @@ class Minibatch(Generic[S]):
     Attributes:
         source: samples that the indices select from.
         index: indices of the sequences of the minibatch, `[M]`.
-        is_split: whether `gather` splits them into steps, `[M·L, 1, …]`.
+        as_steps: whether `gather` splits them into steps, `[M·L, 1, …]`.
     """
 
     source: S
     index: Int[Tensor, " M"]
-    is_split: bool
+    as_steps: bool
 
     @property
     def num_steps(self) -> int:
@@ -123,14 +123,14 @@ class Minibatch(Generic[S]):
         return len(self.index) * self.source.first.shape[1]
 
     def gather(self) -> S:
-        """Copy the selected samples, `[M, L, …]`, or `[M·L, 1, …]` if they are split."""
+        """Copy the selected samples, `[M, L, …]`, or `[M·L, 1, …]` if `as_steps`."""
         samples = self.source.take(self.index)
-        return samples.as_transitions() if self.is_split else samples
+        return samples.as_transitions() if self.as_steps else samples
 
     def materialize(self) -> Minibatch[S]:
         """Return an equal minibatch whose source is a copy of the selected samples alone."""
         samples, device = self.gather(), self.index.device
-        return Minibatch(samples, torch.arange(len(samples), device=device), is_split=False)
+        return Minibatch(samples, torch.arange(len(samples), device=device), as_steps=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class PhaseBuffer:
         action_shape: shape of one action.
         action_dtype: dtype of actions.
         state_size: width of the memory's state.
-        num_actions: width of the action mask; None without masks.
+        mask_size: width of the action mask; None without masks.
         has_weights: whether steps have weights, see `Rollout`.
         device: device of the tensors.
     """
@@ -261,7 +261,7 @@ class PhaseBuffer:
         self, num_rollouts: int, num_envs: int, num_steps: int, *,
         obs_shape: tuple[int, ...], obs_dtype: torch.dtype,
         action_shape: tuple[int, ...], action_dtype: torch.dtype,
-        state_size: int, num_actions: int | None, has_weights: bool = False, device: torch.device,
+        state_size: int, mask_size: int | None, has_weights: bool = False, device: torch.device,
     ) -> None:  # fmt: skip
         self.num_rollouts = num_rollouts
         self.num_filled = 0
@@ -276,7 +276,7 @@ class PhaseBuffer:
             obs=zeros(*obs_shape, dtype=obs_dtype),
             first=zeros(dtype=torch.bool),
             state=zeros(state_size, steps=()),
-            action_mask=None if num_actions is None else zeros(num_actions, dtype=torch.bool),
+            action_mask=None if mask_size is None else zeros(mask_size, dtype=torch.bool),
             action=zeros(*action_shape, dtype=action_dtype),
             log_prob=zeros(),
             value=zeros(),

@@ -44,7 +44,7 @@ def get_nvec(space: Space[Any]) -> tuple[int, ...]:
     `Discrete(5)` has (5,), `MultiBinary(2)` has (2, 2), `Box` has (). The sum is the width of an
     action mask.
     """
-    return tuple(int(n) for _, leaf in leaves(space) for n in _num_choices(leaf).flat if n)
+    return tuple(int(n) for _, leaf in leaves(space) for n in _get_leaf_nvec(leaf).flat if n)
 
 
 def is_image(space: Space[Any]) -> bool:
@@ -57,15 +57,15 @@ def describe_spaces(envs: Any) -> dict[str, str]:
 
     Of a `Box`, the text before ` of ` is the shape, and the rest are dtype and bounds.
     """
-    descriptions: dict[str, str] = {}
+    text_by_path: dict[str, str] = {}
     for name in ("observation_space", "action_space"):
         for path, leaf in leaves(getattr(envs, name)):
             text = str(leaf)
             if isinstance(leaf, Box):
                 bounds = f"from {leaf.low_repr} to {leaf.high_repr}"
                 text = f"Box{leaf.shape} of {leaf.dtype} {bounds}"
-            descriptions[format_path((name, *path))] = " ".join(text.split())
-    return descriptions
+            text_by_path[format_path((name, *path))] = " ".join(text.split())
+    return text_by_path
 
 
 def check_spaces(name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
@@ -155,10 +155,10 @@ class ObservationLayout:
             ValueError: a part is missing, or has a wrong shape or dtype.
         """
         if not self.is_tree:
-            return _pack_leaf(self.leaves[0], obs, num)
+            return _convert_leaf(self.leaves[0], obs, num)
         rows = np.empty((num, *self.shape), dtype=np.uint8)
         for leaf in self.leaves:
-            values = np.ascontiguousarray(_pack_leaf(leaf, get_part(obs, leaf.path), num))
+            values = np.ascontiguousarray(_convert_leaf(leaf, get_part(obs, leaf.path), num))
             values = values.reshape(num, math.prod(leaf.shape))
             rows[:, leaf.columns] = values.view(np.uint8)
         return rows
@@ -203,7 +203,7 @@ class ObservationLayout:
             if leaf.dtype == np.float32:
                 is_valid, what = np.isfinite(values), "is not finite"
             else:
-                is_valid = (values >= 0) & (values < _num_choices(leaf.space))
+                is_valid = (values >= 0) & (values < _get_leaf_nvec(leaf.space))
                 what = f"is outside of {leaf.space}"
             if not is_valid.all():
                 index = int(np.argwhere(~is_valid)[0, 0])
@@ -234,7 +234,7 @@ class ActionLayout:
         for path, leaf in leaves(space):
             size = math.prod(leaf.shape or ())
             self._leaves.append((path, leaf, slice(len(names), len(names) + size)))
-            num_choices.append(_num_choices(leaf).reshape(-1))
+            num_choices.append(_get_leaf_nvec(leaf).reshape(-1))
             names += [path if size == 1 else (*path, index) for index in range(size)]
         has_box = any(isinstance(leaf, Box) for _, leaf, _ in self._leaves)
         self.shape: tuple[int, ...] = () if isinstance(space, Discrete) else (len(names),)
@@ -448,7 +448,7 @@ def _stored_dtype(space: Space[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint8 if isinstance(space, MultiBinary) else np.int64)
 
 
-def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
+def _convert_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     """Convert values `[num, …]` of one part to its storage format."""
     array = to_array(values)
     if not leaf.shape and array.size == num:
@@ -480,7 +480,7 @@ def _pack_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
 
 def get_start_and_count(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return `start` of a discrete space, and its components' numbers of choices; else both 0."""
-    return _start(space), _num_choices(space)
+    return _start(space), _get_leaf_nvec(space)
 
 
 def _start(space: Space[Any]) -> np.ndarray:
@@ -488,7 +488,7 @@ def _start(space: Space[Any]) -> np.ndarray:
     return np.asarray(getattr(space, "start", 0), dtype=np.int64)
 
 
-def _num_choices(space: Space[Any]) -> np.ndarray:
+def _get_leaf_nvec(space: Space[Any]) -> np.ndarray:
     """Return the number of choices of each component of a part; 0 in a space of other kinds."""
     if isinstance(space, MultiDiscrete):
         return space.nvec.astype(np.int64)

@@ -19,7 +19,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask
-from phasicrl.masks import find_fully_blocked
+from phasicrl.masks import find_first_blocked
 from phasicrl.spaces import ActionLayout, ObservationLayout, get_nvec
 from tests.envs import counting
 from tests.envs.acting import draw_action
@@ -208,7 +208,7 @@ def test_masks_allow_something_in_every_component(case: str, played: Played) -> 
             continue
         assert mask is not None
         assert mask.shape == (B, played.env.mask_size) and mask.dtype == torch.bool
-        assert find_fully_blocked(widths, mask.numpy()) is None
+        assert find_first_blocked(widths, mask.numpy()) is None
     assert "mask" not in case or not all(mask.all() for mask in played.masks if mask is not None)
 
 

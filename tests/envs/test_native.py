@@ -57,7 +57,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
     """
     usual = run("source = native.load_qt()" + FRAMES)
     stand_ins = run(
-        "native.load_qt_from_wheel(native.find_qt_folder(), all_stand_ins=True); "
+        "native.load_qt_from_wheel(native.find_qt_folder(), force_stand_ins=True); "
         "source = os.environ['QT_NO_GLIB']" + FRAMES
     )
     late = run(
@@ -80,13 +80,13 @@ def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "functions", [(), ("one",), ("one", "two"), native.GRAPHICS_LIBRARIES["libEGL.so.1"]], ids=len
+    "functions", [(), ("one",), ("one", "two"), native.GRAPHICS_FUNCTIONS["libEGL.so.1"]], ids=len
 )
 def test_a_stand_in_can_be_loaded_under_its_name_and_its_functions_return_zero(
     tmp_path: Path, functions: tuple[str, ...]
 ) -> None:
     name, path = f"libphasicrl-stand-in.so.{len(functions)}", tmp_path / "any file"
-    content = native.build_stand_in(name, functions)
+    content = native.build_stand_in_elf(name, functions)
     path.write_bytes(content)
     headers = [struct.unpack_from("<IIQQ", content, 64 + 56 * index)[:2] for index in range(4)]
     # Hardened systems refuse what can be both written and executed; only code may be executed.
@@ -109,10 +109,10 @@ import ctypes, platform
 from pathlib import Path
 import tempfile
 real = native._try_load
-native._try_load = lambda name: name not in native.GRAPHICS_LIBRARIES and real(name)
+native._try_load = lambda name: name not in native.GRAPHICS_FUNCTIONS and real(name)
 native.envpool_bundles_qt = lambda: True
 answer = [native.load_graphics_libraries()]
-for name in native.GRAPHICS_LIBRARIES:
+for name in native.GRAPHICS_FUNCTIONS:
     ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
 answer.append(ctypes.CDLL("libEGL.so.1").eglGetDisplay(0))
 print("ANSWER" + json.dumps(answer))

@@ -21,14 +21,14 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
             plain[env] = [] if ended[env] else [*plain[env], action_before[env]]
         if number % 50 == 0 or number > 690:
             copy = EpisodeActions(3, (2,), np.dtype(np.float32))
-            copy.set_state(*kept.get_state())
+            copy.set_actions(*kept.get_actions())
             for env, taken, again in zip(
                 plain, kept.split_by_env(), copy.split_by_env(), strict=True
             ):
                 np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
                 np.testing.assert_array_equal(again, taken)
     assert len(kept._steps) <= 2 * 64 or chance < 0.3, "memory follows the longest episode"
-    kept.set_state([], 0)
+    kept.set_actions([], 0)
     assert [len(taken) for taken in kept.split_by_env()] == [0, 0, 0]
 
 
@@ -37,7 +37,7 @@ def test_restored_actions_can_be_extended() -> None:
     for number in range(100):
         kept.add(np.array([number, -number]), np.array([number == 96, False]))
     copy = EpisodeActions(2, (), np.dtype(np.int64))
-    copy.set_state(*kept.get_state())
+    copy.set_actions(*kept.get_actions())
     for number in range(100, 300):
         for one in (kept, copy):
             one.add(np.array([number, -number]), np.array([False, number == 150]))

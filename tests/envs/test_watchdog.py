@@ -59,7 +59,7 @@ def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
     dog = EnvWatchdog("mine")
     made[:] = [dog]
     with pytest.raises(Ended, match="4"):
-        dog._watch_calls()
+        dog._exit_on_hang()
     assert "mine: reset() has not returned within 3.0 s; it hangs" in capfd.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_a_call_that_begins_during_a_tick_has_all_its_time(monkeypatch: pytest.M
     monkeypatch.setattr(watchdog.os, "_exit", lambda code: pytest.fail("no call took its time"))
     dog = Changing("mine")
     monkeypatch.setattr(dog._closed, "wait", wait)
-    dog._watch_calls()
+    dog._exit_on_hang()
 
 
 HANGS = """

@@ -80,7 +80,7 @@ def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
 
 
 def test_a_resumed_run_continues_its_count() -> None:
-    envs = HeuristicMask(make(Counting), even, mask_steps=5 * B, env_steps=4 * B)
+    envs = HeuristicMask(make(Counting), even, mask_steps=5 * B, steps_before=4 * B)
     obs = envs.reset()
     np.testing.assert_array_equal(envs.action_mask, even(obs.numpy(), None))
     envs.step(draw_action(envs, RNG))

@@ -414,13 +414,13 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         run = open_run(setting(tmp_path, **changes))
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
-        settings = replace(run.learner.step_settings("policy"), average_gradients=average)
+        settings = replace(run.learner.make_step_settings("policy"), average_gradients=average)
         run.learner.start_iteration()
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
         step = run.executor.make_gradient_step(loss, settings)
         order = torch.arange(len(samples))
         for minibatch in samples.minibatches(2, order, unit="segments"):
-            names, values, _ = step(minibatch, *run.learner.loss_coefficients())
+            names, values, _ = step(minibatch, *run.learner.policy_loss_coefficients())
         assert names[-1] == "gradients/policy_norm"
         steps = run.executor._compiled_steps
         assert None not in steps.values() and bool(steps) == (choice == "on")

@@ -39,7 +39,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("runs/checkpoint.py", 'if run_id and manifest["run"] != run_id:', "if False:", SAVE),
     ("runs/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
      "tests/runs/test_lock.py"),
-    ("runs/directory.py", "        if refused and not is_accepted:\n", "        if False:\n",
+    ("runs/directory.py", "        if refused and not accept:\n", "        if False:\n",
      "tests/faults/test_determinism.py -k changed"),
     ("training/run.py", "            self._save_on_exit()\n", "            pass\n",
      "tests/training/test_interruption.py"),

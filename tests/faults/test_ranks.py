@@ -25,7 +25,7 @@ from torch import distributed as dist
 
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
-from phasicrl.execution.executor import EagerStep
+from phasicrl.execution.executor import EagerGradientStep
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import list_checkpoints, load_rank_state, read_manifest
 from phasicrl.runs.directory import RunDirectory
@@ -113,7 +113,7 @@ def second(folder: Path) -> Any:
 
 def tree(part: Any) -> dict[str, Any]:
     """Return what a process has saved, without its time and folder."""
-    found = dict(part.tree) | {"chunks": part.chunks}
+    found = dict(part.state) | {"chunks": part.chunks}
     del found["seconds"], found["config"]
     return found
 
@@ -449,7 +449,7 @@ def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> Non
 
 def train_out_of_memory(folder: Path) -> None:
     """Train, with a gradient step that fails in one process between two exchanges."""
-    plain, calls = EagerStep.__call__, []
+    plain, calls = EagerGradientStep.__call__, []
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
@@ -457,7 +457,7 @@ def train_out_of_memory(folder: Path) -> None:
             raise MemoryError("a step does not fit")
         return plain(*args, **kwargs)
 
-    EagerStep.__call__ = fail
+    EagerGradientStep.__call__ = fail
     with exiting():
         train(small(folder, "ppo", **{"compute.rank_timeout": 10.0, "compute.compile": "off"}))
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool import PROCGEN, PROCGEN_GAMES, get_family_by_task, list_game_modes
+from phasicrl.envs.envpool import PROCGEN, PROCGEN_GAMES, get_family_by_task, list_difficulties
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.spaces import ActionLayout, get_nvec
@@ -36,7 +36,7 @@ def tasks(family: str) -> list[EnvConfig]:
         return [
             EnvConfig(id=f"procgen:{game}", num_envs=3, distribution=cast(Any, kind))
             for game in PROCGEN_GAMES
-            for kind in list_game_modes(game, get_family_by_task())
+            for kind in list_difficulties(game, get_family_by_task())
         ]
     names = [name for name, member in get_family_by_task().items() if member == family]
     return [EnvConfig(id=f"envpool:{name}", num_envs=3) for name in names]

@@ -367,7 +367,7 @@ def test_policy_and_value_network_read_their_own_groups_of_observations() -> Non
     outputs = []
     for changed in (None, "actor", "critic"):
         given = {key: x + (key == changed) for key, x in obs.items()}
-        output = agent.forward_inputs(given, NEVER, agent.initial_state(S))
+        output = agent.forward_normalized(given, NEVER, agent.initial_state(S))
         outputs.append((output.policy.dist_params, output.aux_value, output.value))
     (policy, aux, value), actor, critic = outputs
     assert torch.equal(critic[0], policy) and torch.equal(critic[1], aux)
@@ -450,7 +450,7 @@ def test_two_networks_have_their_own_memories() -> None:
 @pytest.mark.parametrize(("value_path", "count"), [("separate", 2), ("detached", 1), ("shared", 1)])
 def test_every_parameter_belongs_to_one_network(value_path: ValuePath, count: int) -> None:
     agent = recurrent(value_path)
-    networks = agent.params_by_network()
+    networks = agent.params_per_network()
     members = [id(p) for network in networks for p in network]
     assert len(networks) == count and sorted(members) == sorted(map(id, agent.parameters()))
     if count == 2:
@@ -497,13 +497,13 @@ def test_values_stay_when_their_statistics_move(statistics: Any, value_path: Val
     agent, plain = make_agent(value_path, value_norm=norm), make_agent(value_path)
     raw, before = agent.value_normalizer, values_of(ask(plain, observations()))
     assert raw is not None and not plain.update_value_statistics(torch.tensor([1.0, 2.0]))
-    assert plain.scale_for_loss(before) is before
+    assert plain.divide_by_value_std(before) is before
     places = [parameter.data_ptr() for parameter in agent.parameters()]
     # The first targets give the heads their units: mean 20, deviation 10.
     assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))
     first = ask(agent, observations())
     torch.testing.assert_close(values_of(first), 20 + 10 * before)
-    torch.testing.assert_close(agent.scale_for_loss(values_of(first)), before + 2)
+    torch.testing.assert_close(agent.divide_by_value_std(values_of(first)), before + 2)
     # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32,
     # so in parts of the largest unit.
     for targets in ([-900.0, -700.0], [1e5, -1e5], [3.0, 3.0], [3.0] * 500, [-5.0, 5.0]):

@@ -263,7 +263,7 @@ def test_a_tree_of_images_and_numbers_is_encoded_part_by_part() -> None:
     space = gym.spaces.Dict({"a": eye, "b": OTHER, "c": NUMBERS})
     config = ModelConfig(channels=(4,), blocks=1, hidden_sizes=(7,), activation="tanh")
     encoder: Any = build_encoder(space, config, generator=Generator().manual_seed(0))
-    assert type(encoder).__name__ == "PartsEncoder"
+    assert type(encoder).__name__ == "CombinedEncoder"
     generator, seen = Generator().manual_seed(1), [images(5, *PICTURE.shape), images(5, 8, 12, 1)]
     kind = torch.randint(0, 3, (5,), generator=generator)
     numbers = torch.randn(5, 2, 2, generator=generator)

@@ -67,7 +67,7 @@ def test_views_and_shared_memory_are_saved_as_their_own_numbers(tmp_path: Path) 
 
 def test_loaded_tensors_lie_where_sums_have_the_same_bits(tmp_path: Path) -> None:
     save(tmp_path, 1, {f"{size} numbers": torch.ones(size) for size in (1, 5, 16, 40)})
-    tree = load_checkpoint(tmp_path)[0].tree
+    tree = load_checkpoint(tmp_path)[0].state
     assert {tensor.data_ptr() % 64 for tensor in tree.values()} == {0}
 
 
@@ -132,7 +132,7 @@ def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
             path.write_bytes(whole[:length])
             assert not is_read_as_it_was()
         path.write_bytes(whole)
-    assert load_checkpoint(tmp_path)[0].tree["which"] == 2
+    assert load_checkpoint(tmp_path)[0].state["which"] == 2
 
 
 def test_what_is_damaged_does_not_stand_in_the_way_of_the_next_save(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_a_cut_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.Mo
             patch.setattr(os, function, crash)
             with pytest.raises(OSError, match="power cut"):
                 save(tmp_path, 2, {"which": "new"})
-        assert load_checkpoint(tmp_path)[0].tree["which"] == "old"
+        assert load_checkpoint(tmp_path)[0].state["which"] == "old"
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000000001"]
     save(tmp_path, 2, {"which": "new"})  # what the crash left does not stand in the way
-    assert load_checkpoint(tmp_path)[0].tree["which"] == "new"
+    assert load_checkpoint(tmp_path)[0].state["which"] == "new"
     assert not list(tmp_path.glob(".*tmp"))
 
 

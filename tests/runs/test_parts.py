@@ -31,7 +31,7 @@ def test_processes_shuffle_by_different_generators() -> None:
         RankState({"learner": {"generator": state}, "env_steps": 64, "collector": 1}, {})
         for state in states
     ]
-    new = [parts._redistribute(old, World(rank, 4)).tree for rank in range(4)]
+    new = [parts._reshard(old, World(rank, 4)).state for rank in range(4)]
     found = [each["learner"]["generator"] for each in new]
     assert all(map(torch.equal, found, states))
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))

@@ -279,7 +279,7 @@ def test_what_only_adorns_an_evaluation_does_not_end_the_run(
     assert run.env_steps == 128 and said.count("no table of steps: [Errno 28]") == 2
     assert said.count("no film: no context") == 1
     pytest.importorskip("tensorboard")
-    monkeypatch.setattr("phasicrl.runs.metrics._TensorBoard.add_steps", fail)
+    monkeypatch.setattr("phasicrl.runs.metrics._TensorBoard.add_table", fail)
     config = config.with_updates({"log.tensorboard": True, "output_dir": str(tmp_path / "board")})
     assert train(config, make_env=NoGraphics).env_steps == 128
     assert capsys.readouterr().out.count("TensorBoard is switched off, it failed") == 1

@@ -143,7 +143,7 @@ def test_environments_without_replay_are_reported_and_start_new_episodes(
     config = helpers.tiny(tmp_path).with_updates({"log.console": "plain"})
     run = train(config, make_env=Hidden, callbacks=helpers.stop_at(2))
     again = resume(run.directory, make_env=Hidden)
-    assert again.env_steps == 128 and again.envs_since == 64
+    assert again.env_steps == 128 and again.envs_made_at == 64
     assert "environments start new episodes" in capsys.readouterr().out
 
 

@@ -100,7 +100,7 @@ def collect(
     buffer = PhaseBuffer(
         3, B, T, obs_shape=envs.observation_space.shape or (), obs_dtype=torch.float32,
         action_shape=drawn.shape[2:], action_dtype=drawn.dtype, state_size=agent.state_size,
-        num_actions=envs.mask_size or None, device=torch.device("cpu"),
+        mask_size=envs.mask_size or None, device=torch.device("cpu"),
     )  # fmt: skip
     collector.reset()
     for _ in range(3):

@@ -23,7 +23,7 @@ from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs import metrics
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.system.signals import Preempted, TerminationRequested, exit_on_preemption
+from phasicrl.system.signals import PreemptedExit, TerminationRequested, exit_on_preemption
 from phasicrl.training import build
 from phasicrl.training.build import start_run
 from phasicrl.training.run import Run
@@ -86,7 +86,7 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
     tmp_path: Path, number: signal.Signals, where: str
 ) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), checkpoint=AT_THE_END, total_env_steps=224)
-    expected: type[BaseException] = KeyboardInterrupt if number == signal.SIGINT else Preempted
+    expected: type[BaseException] = KeyboardInterrupt if number == signal.SIGINT else PreemptedExit
     before = signal.getsignal(number)
     with pytest.raises(expected) as caught, start_run(config, make_env=corridor) as run:
         stage = run.show
@@ -98,7 +98,7 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
 
         run.show = strike  # type: ignore[method-assign]
         learn(run)
-    if isinstance(caught.value, Preempted):
+    if isinstance(caught.value, PreemptedExit):
         assert caught.value.code == 75 and str(caught.value) == number.name
     assert signal.getsignal(number) is before, "what the program had is there again"
     saved = 64 if where == "rollout" else 32
@@ -125,7 +125,7 @@ def test_a_signal_in_the_middle_of_an_environments_step_is_no_fault_of_it(tmp_pa
     """The signal ends whatever else raises."""
     config, strike = tiny(tmp_path, checkpoint=AT_THE_END), partial(signal.raise_signal, 15)
     make_env = type("Signaled", (Struck,), {"strike": staticmethod(strike)})
-    with pytest.raises(Preempted) as caught, start_run(config, make_env=make_env) as run:
+    with pytest.raises(PreemptedExit) as caught, start_run(config, make_env=make_env) as run:
         learn(run)
     assert caught.value.code == 75
     assert [path.name for path in run.files.checkpoints] == ["step-000000000064"]
@@ -136,7 +136,7 @@ def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("phasicrl.system.signals.time", SimpleNamespace(monotonic=clock))
-    with pytest.raises(Preempted), start_run(tiny(tmp_path), make_env=corridor) as run:
+    with pytest.raises(PreemptedExit), start_run(tiny(tmp_path), make_env=corridor) as run:
         for _ in range(2):
             with contextlib.suppress(TerminationRequested):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
     clock = Clock()
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("phasicrl.system.signals.time", SimpleNamespace(monotonic=clock))
-    save = Run._write_checkpoint
+    save = Run._write_backup_checkpoint
 
     def interrupted_save(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -166,7 +166,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
         save(run)
 
     with pytest.raises(KeyboardInterrupt), start_run(tiny(tmp_path), make_env=corridor):
-        monkeypatch.setattr(Run, "_write_checkpoint", interrupted_save)
+        monkeypatch.setattr(Run, "_write_backup_checkpoint", interrupted_save)
         os.kill(os.getpid(), signal.SIGINT)
     assert ended == [130]
 
@@ -274,7 +274,7 @@ def test_a_run_that_fails_at_its_start_leaves_nothing(
 
     monkeypatch.setattr(owner, name, fail)
     config = tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=60))
-    with pytest.raises((OSError, Preempted)) as caught:
+    with pytest.raises((OSError, PreemptedExit)) as caught:
         start_run(config, make_env=Watched)
     assert isinstance(caught.value, OSError) or caught.value.code == 75
     assert not list(tmp_path.iterdir())
@@ -287,7 +287,7 @@ def test_a_second_signal_at_shutdown_gives_the_same_exit_code(
     """The second signal comes after the run has saved and restored its program's handlers."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
-    with pytest.raises(Preempted) as caught, exit_on_preemption():
+    with pytest.raises(PreemptedExit) as caught, exit_on_preemption():
         train(tiny(tmp_path), make_env=corridor, callbacks=lambda *_: signal.raise_signal(15))
     assert caught.value.code == 75 and not codes
     assert len(RunDirectory(vars(caught.value)["run_directory"]).checkpoints) == 1

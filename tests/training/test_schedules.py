@@ -42,7 +42,7 @@ def follow(tmp_path: Path, function: Any = None, **changes: Any) -> list[dict[st
             record = run.learner.start_iteration()
             adams = run.learner.optimizers
             rates = {name: [g["lr"] for g in adam.param_groups] for name, adam in adams.items()}
-            _, entropy_coef, clip = map(float, run.learner.loss_coefficients())
+            _, entropy_coef, clip = map(float, run.learner.policy_loss_coefficients())
             found.append(rates | record | {"entropy_coef": entropy_coef, "clip": clip})
     return found
 
@@ -95,7 +95,7 @@ def test_the_loss_has_the_current_clip_range_and_entropy_bonus(tmp_path: Path) -
     loss = PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=False)
     for x, y in zip(FACTORS["linear"], FACTORS["cosine"], strict=True):
         run.learner.start_iteration()
-        value, terms = loss(samples, *run.learner.loss_coefficients())
+        value, terms = loss(samples, *run.learner.policy_loss_coefficients())
         entropy = terms["losses/entropy"].item()
         assert terms["losses/policy_loss"].item() == pytest.approx(-1 - 0.2 * x)
         assert terms["losses/clipfrac"] == 1 and entropy > 0.5

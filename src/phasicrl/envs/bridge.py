@@ -85,7 +85,7 @@ class EpisodeActions:
         while len(self._steps) > longest:
             self._steps.popleft()
 
-    def get_state(self) -> tuple[np.ndarray, np.ndarray]:
+    def get_actions(self) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the last T actions `[T, B, …]` and of the current lengths `[B]`.
 
         T is the length of the longest current episode.
@@ -93,14 +93,14 @@ class EpisodeActions:
         actions = np.array(list(self._steps), self._dtype).reshape(-1, *self._shape)
         return actions, self._lengths.copy()
 
-    def set_state(self, actions_by_step: Sequence[np.ndarray] | np.ndarray, lengths: Any) -> None:
-        """Restore the result of `get_state`; no actions and length 0 after a reset of all."""
+    def set_actions(self, actions_by_step: Sequence[np.ndarray] | np.ndarray, lengths: Any) -> None:
+        """Restore the result of `get_actions`; no actions and length 0 after a reset of all."""
         self._steps = deque(actions_by_step)
         self._lengths[:] = lengths
 
     def split_by_env(self) -> list[np.ndarray]:
         """Return the actions `[L, …]` of the current episodes: B arrays, each oldest first."""
-        actions, lengths = self.get_state()
+        actions, lengths = self.get_actions()
         return [actions[len(actions) - n :, env] for env, n in enumerate(lengths.tolist())]
 
 
@@ -137,10 +137,10 @@ class NumpyVectorEnv:
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
-        obs, mask = self._call_with_deadline("reset()", self.reset_timeout, self._reset)
-        self._episodes.set_state([], 0)
+        obs, mask = self._call_with_watchdog("reset()", self.reset_timeout, self._reset)
+        self._episodes.set_actions([], 0)
         self._num_steps = 0
-        return self._set_obs_and_mask(obs, mask)
+        return self._keep_obs_and_mask(obs, mask)
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
@@ -150,11 +150,11 @@ class NumpyVectorEnv:
         mask = None if self.action_mask is None else self.action_mask.numpy()
         self._actions.check(self.name, actions, self.num_envs, action_mask=mask)
         self._num_steps += 1
-        step: NumpyStep = self._call_with_deadline("step()", self.step_timeout, self._step, actions)
+        step: NumpyStep = self._call_with_watchdog("step()", self.step_timeout, self._step, actions)
         if self.restore_method == "replay":
             self._episodes.add(actions, step.terminated | step.truncated)
         return TimeStep(
-            obs=self._set_obs_and_mask(step.obs, step.action_mask),
+            obs=self._keep_obs_and_mask(step.obs, step.action_mask),
             reward=torch.from_numpy(step.reward),
             terminated=torch.from_numpy(step.terminated),
             # Where both are true, the episode ended by its rules.
@@ -173,7 +173,7 @@ class NumpyVectorEnv:
             return None
         if None in (starts := self._get_replay_starts()):
             return None
-        actions, lengths = map(torch.from_numpy, self._episodes.get_state())
+        actions, lengths = map(torch.from_numpy, self._episodes.get_actions())
         current = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
         return {"starts": starts, "actions": actions, "lengths": lengths} | current
 
@@ -183,13 +183,13 @@ class NumpyVectorEnv:
         Raises:
             EnvError: the replay leads to other observations than those in the state.
         """
-        self._episodes.set_state(state["actions"].numpy(), state["lengths"].numpy())
+        self._episodes.set_actions(state["actions"].numpy(), state["lengths"].numpy())
         parts = state["starts"], self._episodes.split_by_env()
-        obs, mask = self._call_with_deadline("replay", 2 * self.reset_timeout, self._replay, *parts)
+        obs, mask = self._call_with_watchdog("replay", 2 * self.reset_timeout, self._replay, *parts)
         is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not is_same or not np.array_equal(obs, state["obs"].numpy()):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
-        return self._set_obs_and_mask(obs, mask)
+        return self._keep_obs_and_mask(obs, mask)
 
     def close(self) -> None:
         """Release processes and threads; further calls do nothing."""
@@ -206,7 +206,7 @@ class NumpyVectorEnv:
     _get_replay_starts: Callable[[], list[Any]]
     _replay: Callable[[list[Any], list[np.ndarray]], ObsAndMask]
 
-    def _call_with_deadline(
+    def _call_with_watchdog(
         self, call_name: str, timeout: float, function: Callable[..., Any], *args: Any
     ) -> Any:
         """Call a method of the subclass under a deadline, and close if it fails."""
@@ -219,21 +219,21 @@ class NumpyVectorEnv:
         finally:
             self._watchdog.current_call = None
 
-    def _set_obs_and_mask(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
+    def _keep_obs_and_mask(self, obs: np.ndarray, mask: np.ndarray | None) -> Tensor:
         self._obs = obs
         self.action_mask = None if mask is None else torch.from_numpy(mask)
         return torch.from_numpy(obs)
 
-    def _pack_and_check(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
+    def _pack_obs(self, obs: Any, call_name: str, env_ids: np.ndarray | None = None) -> np.ndarray:
         """Pack and check observations of the environments `env_ids`; None for all."""
         try:
             stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
         except ValueError as error:
-            raise EnvError(f"{self.name}: {call}() returned {error}; {self.remedy}") from None
-        return self._check_obs_values(stored, call, env_ids)
+            raise EnvError(f"{self.name}: {call_name}() returned {error}; {self.remedy}") from None
+        return self._check_obs_values(stored, call_name, env_ids)
 
     def _check_obs_values(
-        self, stored: np.ndarray, call: str, env_ids: np.ndarray | None = None
+        self, stored: np.ndarray, call_name: str, env_ids: np.ndarray | None = None
     ) -> np.ndarray:
         """Check the numbers in packed observations, and return the observations.
 
@@ -242,10 +242,10 @@ class NumpyVectorEnv:
         """
         if invalid := self._layout.find_invalid(stored):
             index = invalid[0] if env_ids is None else int(env_ids[invalid[0]])
-            self._raise_error(index, call, f"returned {invalid[1]}")
+            self._raise_error(index, call_name, f"returned {invalid[1]}")
         return stored
 
-    def _check_reward(self, reward: np.ndarray) -> np.ndarray:
+    def _convert_reward(self, reward: np.ndarray) -> np.ndarray:
         """Return rewards as float32.
 
         Raises:
@@ -258,6 +258,6 @@ class NumpyVectorEnv:
             self._raise_error(int(np.argmin(is_finite)), "step", text)
         return number
 
-    def _raise_error(self, index: int, call: str, text: str) -> NoReturn:
-        location = f"{self.name}: environment {index}, {call}() at step {self._num_steps}"
+    def _raise_error(self, index: int, call_name: str, text: str) -> NoReturn:
+        location = f"{self.name}: environment {index}, {call_name}() at step {self._num_steps}"
         raise EnvError(f"{location} {text}; {self.remedy}")

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.envs.protocol import EnvError
-from phasicrl.masks import find_fully_blocked, flatten_mask, to_numbers
+from phasicrl.masks import find_first_blocked, flatten_mask, to_numeric
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import (
     ActionLayout,
@@ -74,12 +74,12 @@ class Invalid(Exception):
 
 
 @contextlib.contextmanager
-def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
+def convert_errors(call_name: str, get_violation: Callable[[], str] = str) -> Iterator[None]:
     """Raise an environment's exceptions as `EnvError`, a missing package as `ImportError`.
 
     Args:
-        call: name of the call.
-        describe_action: function that returns the action that was outside of its bounds, or "".
+        call_name: name of the call.
+        get_violation: function that describes the action outside of its bounds; "" without one.
     """
     try:
         yield
@@ -87,15 +87,17 @@ def convert_errors(call: str, describe_action: Callable[[], str] = str) -> Itera
         name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
         package = name.partition(".")[0].replace("_", "-")
         hint = f". pip install {package}, or set PYTHONPATH" * bool(name)
-        raise ImportError(f"{call} needs a package that is not installed: {error}{hint}") from error
+        raise ImportError(
+            f"{call_name} needs a package that is not installed: {error}{hint}"
+        ) from error
     except EnvError:
         raise
     except Invalid as error:
-        raise EnvError(f"{call} {error}; {REMEDY}") from None
+        raise EnvError(f"{call_name} {error}; {REMEDY}") from None
     except (Exception, SystemExit) as error:
-        out_of_bounds = describe_action()
-        hint = f"; the action {out_of_bounds}: {CLIP_REMEDY}" if out_of_bounds else ""
-        raise EnvError(f"{call} raised {type(error).__name__}: {error}{hint}") from error
+        violation = get_violation()
+        hint = f"; the action {violation}: {CLIP_REMEDY}" if violation else ""
+        raise EnvError(f"{call_name} raised {type(error).__name__}: {error}{hint}") from error
 
 
 def close_env(name: str, env: Any) -> None:
@@ -158,7 +160,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
         close_env(name, env)
 
 
-def warn_of_extra_keys(name: str, properties: EnvProperties, obs: Any) -> bool:
+def warn_of_extra_obs_keys(name: str, properties: EnvProperties, obs: Any) -> bool:
     """Warn of entries of an observation that its space lacks; return whether there are any."""
     ignored = MASK if properties.mask_source == "observation" else ""
     found = find_extra_keys(properties.observation_space, obs)
@@ -174,14 +176,14 @@ def make_properties_from_spaces(name: str, space: Any, action_space: Any) -> Env
     Raises:
         ValueError: a space is missing or not supported.
     """
-    source: MaskSource | None = None
+    mask_source: MaskSource | None = None
     # Masks apply to discrete components only.
     if get_nvec(action_space) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
-        source = "observation"
+        mask_source = "observation"
         space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
     space = to_float32_space(space)
     check_spaces(name, space, action_space)
-    return EnvProperties(space, action_space, source)
+    return EnvProperties(space, action_space, mask_source)
 
 
 def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
@@ -261,7 +263,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             batch = self._actions.unflatten(np.asarray(action)[None])
             env_action = take_first(self._properties.action_space, batch)
             obs, reward, terminated, truncated, info = check_tuple(self.env.step(env_action), 5)
-            number = to_numbers(reward)
+            number = to_numeric(reward)
             if number is None or number.size != 1:
                 given = f"returned a reward of {type(reward).__name__}: {reward!r:.80}"
                 raise Invalid(f"{given}; expected one number")
@@ -275,8 +277,8 @@ class CheckedEnv(gym.Env[Any, Any]):
             self._last_obs = self._pack_copy(obs)
             return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except self.error_types as error:
-            out_of_bounds = self._actions.describe_out_of_bounds(np.asarray(action)[None])
-            failure = self._make_error("step", error, out_of_bounds)
+            violation = self._actions.describe_out_of_bounds(np.asarray(action)[None])
+            failure = self._make_error("step", error, violation)
             if not self._can_restart:
                 raise failure from error
         self.close()
@@ -298,16 +300,16 @@ class CheckedEnv(gym.Env[Any, Any]):
         except TypeError:
             return None
 
-    def restore(self, starts: Sequence[str], actions: Sequence[np.ndarray]) -> ObsInfo:
+    def restore(self, all_starts: Sequence[str], all_actions: Sequence[np.ndarray]) -> ObsInfo:
         """Replay this environment's episode, and return its current observation and `info`.
 
         Args:
-            starts: results of `get_replay_start` of all environments.
-            actions: actions `[L, …]` of the current episodes of all environments.
+            all_starts: results of `get_replay_start` of all environments.
+            all_actions: actions `[L, …]` of the current episodes of all environments.
         """
         # A restart would lead to another state.
         can_restart, self._can_restart = self._can_restart, False
-        start, remaining = json.loads(starts[self.env_index]), actions[self.env_index]
+        start, remaining = json.loads(all_starts[self.env_index]), all_actions[self.env_index]
         obs, info = self.reset(seed=start["seed"])
         if "state" in start:
             with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):
@@ -352,37 +354,39 @@ class CheckedEnv(gym.Env[Any, Any]):
             batch = map_leaves(space, lambda value: to_array(value)[None].copy(), obs)
             # At the first reset and step.
             if self.env_index == 0 and self._num_steps < 2 and not self._has_extra:
-                self._has_extra = warn_of_extra_keys(self._name, self._properties, obs)
+                self._has_extra = warn_of_extra_obs_keys(self._name, self._properties, obs)
             return self._layout.pack(batch, 1)[0]
         except ValueError as error:
             raise Invalid(f"returned a wrong observation: {error}") from None
 
     def _make_mask_info(self, obs: Any, info: Any) -> dict[str, Any]:
         """Return the mask of an observation as an `info`; empty without masks."""
-        source = self._properties.mask_source
+        mask_source = self._properties.mask_source
         if not self._widths:
             return {}
-        if source is None:
+        if mask_source is None:
             return refuse_late_mask(info) or {}
-        if source == "method":
+        if mask_source == "method":
             given = self.env.get_wrapper_attr("action_masks")()
         else:
-            holder = obs if source == "observation" else info
+            holder = obs if mask_source == "observation" else info
             if not isinstance(holder, Mapping) or MASK not in holder:
-                raise Invalid(f"returned no {MASK!r} in its {source}; {MASK_REMEDY}")
+                raise Invalid(f"returned no {MASK!r} in its {mask_source}; {MASK_REMEDY}")
             given = holder[MASK]
         try:
             mask = flatten_mask(self._properties.action_space, given)
         except ValueError as error:
             raise Invalid(f"returned {error}") from None
-        if blocked := find_fully_blocked(self._widths, mask[None]):
+        if blocked := find_first_blocked(self._widths, mask[None]):
             raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
         return {MASK: mask}
 
-    def _make_error(self, call: str, error: BaseException, out_of_bounds: str = "") -> EnvError:
+    def _make_error(self, call_name: str, error: BaseException, violation: str = "") -> EnvError:
         raised = "" if isinstance(error, Invalid) else f"raised {type(error).__name__}: "
-        location = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
-        hint = f"the action {out_of_bounds}: {CLIP_REMEDY}; " if raised and out_of_bounds else ""
+        location = (
+            f"{self._name}: environment {self.env_index}, {call_name}() at step {self._num_steps}"
+        )
+        hint = f"the action {violation}: {CLIP_REMEDY}; " if raised and violation else ""
         failure = EnvError(f"{location} {raised}{error}; {hint}{REMEDY}")
         if not isinstance(error, Invalid):
             failure.add_note("".join(traceback.format_exception(error)))

@@ -125,7 +125,7 @@ class EnvPoolEnv(NumpyVectorEnv):
     def _reset(self) -> tuple[np.ndarray, None]:
         obs, _ = self._pool.reset()
         self._num_resets += 1
-        return self._pack_and_check(obs, "reset"), None
+        return self._pack_obs(obs, "reset"), None
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         if self._pool_threads and (core := self._get_current_core()) != self._core:
@@ -134,7 +134,7 @@ class EnvPoolEnv(NumpyVectorEnv):
                 with suppress(OSError):  # a thread that has ended
                     os.sched_setaffinity(thread, {core})
         obs, reward, terminated, truncated, info = self._step_pool(self._actions.unflatten(action))
-        obs, reward = self._pack_and_check(obs, "step"), self._check_reward(reward)
+        obs, reward = self._pack_obs(obs, "step"), self._convert_reward(reward)
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
@@ -149,7 +149,7 @@ class EnvPoolEnv(NumpyVectorEnv):
 
     def _reset_into(self, obs: np.ndarray, ended: np.ndarray) -> None:
         """Reset the environments that `ended` `[B]`, and write their observations into `obs`."""
-        obs[ended] = self._pack_and_check(self._reset_pool(ended), "reset", np.flatnonzero(ended))
+        obs[ended] = self._pack_obs(self._reset_pool(ended), "reset", np.flatnonzero(ended))
         self._num_resets[ended] += 1
 
     def _get_replay_starts(self) -> list[int]:
@@ -166,7 +166,7 @@ class EnvPoolEnv(NumpyVectorEnv):
             env_ids = np.flatnonzero(lengths > t).astype(np.int32)
             action = self._actions.unflatten(np.stack([actions[env][t] for env in env_ids]))
             stepped, *_ = self._pool.step(np.asarray(action).astype(dtype, copy=False), env_ids)
-            obs[env_ids] = self._pack_and_check(stepped, "step", env_ids)
+            obs[env_ids] = self._pack_obs(stepped, "step", env_ids)
         return obs, None
 
     def _close(self) -> None:
@@ -290,11 +290,11 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    modes = list_game_modes(game, get_family_by_task())
+    difficulties = list_difficulties(game, get_family_by_task())
     task_id = _get_procgen_id(game, config.distribution)
-    if config.distribution not in modes:
+    if config.distribution not in difficulties:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
-        raise ValueError(f"{given}; expected one of {', '.join(modes)}")
+        raise ValueError(f"{given}; expected one of {', '.join(difficulties)}")
     options = convert_task_options(task_id, config.options)
     if config.distribution == "exploration" and (config.num_levels or "start_level" in options):
         given = f"procgen:{game}: env.distribution is exploration, which is one fixed level"
@@ -303,7 +303,7 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
 
 
-def list_game_modes(game: str, task_ids: Container[str]) -> list[str]:
+def list_difficulties(game: str, task_ids: Container[str]) -> list[str]:
     """Return the Procgen distributions (`easy`, `hard`, …) that EnvPool has for a game."""
     return [x for x in get_args(ProcgenDistribution) if _get_procgen_id(game, x) in task_ids]
 

@@ -112,7 +112,7 @@ class GymnasiumEnv(NumpyVectorEnv):
     def _step(self, action: np.ndarray) -> NumpyStep:
         try:
             obs, reward, terminated, truncated, info = self._vector.step(action)
-            reward = self._check_reward(reward)
+            reward = self._convert_reward(reward)
             done = terminated | truncated
             final_obs = None
             if done.any():

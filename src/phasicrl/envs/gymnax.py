@@ -32,11 +32,11 @@ def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSi
     env, params = gymnax.make(name)
     params = params.replace(**convert_options(f"gymnax:{name}", options, vars(params)))
 
-    def reset(key: Any) -> Any:
+    def reset_one(key: Any) -> Any:
         obs, state = env.reset_env(key, params)
         return state, obs, None
 
-    def step(key: Any, state: Any, action: Any) -> Any:
+    def step_one(key: Any, state: Any, action: Any) -> Any:
         # `step` would reset, and `step_env` does not know the limit of `is_truncated`.
         obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
         return state, obs, None, reward, terminated, env.is_truncated(state, params)
@@ -45,4 +45,4 @@ def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSi
     space, actions = convert(env.observation_space(params)), convert(env.action_space(params))
     if isinstance(space, Box):  # of Catch and FourRooms in another dtype than the observations
         space = Box(space.low, space.high, space.shape)
-    return JaxSimulator(reset, step, (space, actions), local.num_envs)
+    return JaxSimulator(reset_one, step_one, (space, actions), local.num_envs)

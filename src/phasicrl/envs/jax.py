@@ -37,16 +37,17 @@ class JaxSimulator:
     resets those that ended.
 
     Args:
-        reset: function of a key that returns state, observation and action mask (None without).
-        step: function of key, state and action that returns state, observation, action mask,
+        reset_one: function of a key that returns state, observation and action mask (None without).
+        step_one: function of key, state and action that returns state, observation, action mask,
             reward, terminated and truncated, and never resets.
         spaces: observation and action space.
         num_envs: number of environments.
     """
 
     def __init__(
-        self, reset: Callable[..., Any], step: Callable[..., Any], spaces: Any, num_envs: int
-    ) -> None:
+        self, reset_one: Callable[..., Any], step_one: Callable[..., Any], spaces: Any,
+        num_envs: int,
+    ) -> None:  # fmt: skip
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = spaces
         self._on_cpu = jax.default_backend() != "gpu" or not torch.cuda.is_available()
@@ -54,19 +55,19 @@ class JaxSimulator:
         self.device = torch.device("cpu") if self._on_cpu else torch.device("cuda", index)
         self._jax_device = jax.devices("cpu" if self._on_cpu else "gpu")[index]
 
-        def start(key: Any) -> Any:
+        def reset_all(key: Any) -> Any:
             key, reset_key = jax.random.split(key)
-            rows = jax.vmap(reset)(jax.random.split(reset_key, num_envs))
+            rows = jax.vmap(reset_one)(jax.random.split(reset_key, num_envs))
             # Without the "weak" dtypes of Python's numbers, which a step does not return: else the
             # second step would be compiled again.
             state, obs, mask = jax.tree.map(lambda x: x.astype(x.dtype), rows)
             return (key, state), obs, mask
 
-        def advance(carry: Any, action: Any) -> Any:
+        def step_all(carry: Any, action: Any) -> Any:
             key, step_key, reset_key = jax.random.split(carry[0], 3)
             keys = jax.random.split(step_key, num_envs)
-            *raw, reward, terminated, truncated = jax.vmap(step)(keys, carry[1], action)
-            first = jax.vmap(reset)(jax.random.split(reset_key, num_envs))
+            *raw, reward, terminated, truncated = jax.vmap(step_one)(keys, carry[1], action)
+            first = jax.vmap(reset_one)(jax.random.split(reset_key, num_envs))
             ended = terminated | truncated
 
             def select(new: Any, old: Any) -> Any:
@@ -76,7 +77,7 @@ class JaxSimulator:
             state, obs, mask = jax.tree.map(select, first, tuple(raw))
             return (key, state), obs, mask, raw[1], reward, terminated, truncated
 
-        self._jit_reset, self._jit_step = jax.jit(start), jax.jit(advance)
+        self._jit_reset, self._jit_step = jax.jit(reset_all), jax.jit(step_all)
         self._carry: Any = None
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -175,14 +175,14 @@ def resolve_env_id(env_id: str) -> tuple[Backend, str]:
     )
 
 
-def _list_names_by_backend(prefix: str) -> dict[Backend, Collection[str]]:
+def _list_names_by_backend(backend_prefix: str) -> dict[Backend, Collection[str]]:
     """Return the environments of a back end of tensors, else of the other installed ones, by name.
 
     Raises:
         ImportError: the back end of tensors is not installed.
     """
-    if prefix in SIMULATOR_BACKENDS:
-        return {prefix: _import_backend(prefix).list_names()}
+    if backend_prefix in SIMULATOR_BACKENDS:
+        return {backend_prefix: _import_backend(backend_prefix).list_names()}
     by_backend: dict[Backend, Collection[str]] = {"procgen": envpool.PROCGEN_GAMES}
     if importlib.util.find_spec("envpool") is not None:
         families = envpool.get_family_by_task()

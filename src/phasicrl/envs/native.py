@@ -27,7 +27,7 @@ QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 QT_STAND_INS = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
 """Libraries that the wheel's Qt is linked with, but does not call when drawing images."""
 
-GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {"libOpenGL.so.0": (), "libEGL.so.1": (
+GRAPHICS_FUNCTIONS: Mapping[str, Sequence[str]] = {"libOpenGL.so.0": (), "libEGL.so.1": (
     "eglBindAPI", "eglChooseConfig", "eglCreateContext", "eglCreatePbufferSurface", "eglGetError",
     "eglDestroyContext", "eglDestroySurface", "eglGetDisplay", "eglGetProcAddress", "eglInitialize",
     "eglMakeCurrent", "eglQueryString", "eglReleaseThread",
@@ -59,17 +59,17 @@ def load_qt() -> str:
     return "wheel"
 
 
-def load_qt_from_wheel(folder: Path, *, all_stand_ins: bool = False) -> None:
+def load_qt_from_wheel(folder: Path, *, force_stand_ins: bool = False) -> None:
     """Load the wheel's Qt from a folder, with stand-ins for absent libraries.
 
     Args:
         folder: folder of the libraries.
-        all_stand_ins: whether to use stand-ins for all libraries, absent or not.
+        force_stand_ins: whether to use stand-ins for all libraries, absent or not.
 
     Raises:
         ImportError: Qt cannot be loaded; the message has remedies.
     """
-    absent = [name for name in QT_STAND_INS if all_stand_ins or not _try_load(name)]
+    absent = [name for name in QT_STAND_INS if force_stand_ins or not _try_load(name)]
     if "libglib-2.0.so.0" in absent:
         # Otherwise Qt's event dispatcher would call g_main_context_new, and the process would end
         # with "symbol lookup error".
@@ -88,12 +88,12 @@ def load_graphics_libraries() -> str:
     """
     if not envpool_bundles_qt():
         return "not needed"
-    absent = {name: calls for name, calls in GRAPHICS_LIBRARIES.items() if not _try_load(name)}
+    absent = {name: calls for name, calls in GRAPHICS_FUNCTIONS.items() if not _try_load(name)}
     _load_stand_ins(absent, GRAPHICS_REMEDY)
     return "stand-ins" if absent else "system"
 
 
-def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
+def build_stand_in_elf(soname: str, functions: Sequence[str] = ()) -> bytes:
     """Build an x86-64 ELF shared library with up to 20 functions that return zero.
 
     It has the minimum that glibc's loader accepts, at fixed offsets: a page of names and tables,
@@ -160,7 +160,7 @@ def _load_stand_ins(functions_by_library: Mapping[str, Sequence[str]], remedy: s
     with tempfile.TemporaryDirectory(prefix="phasicrl-libraries-") as scratch:
         for name, functions in functions_by_library.items():
             path = Path(scratch) / name
-            path.write_bytes(build_stand_in(name, functions))
+            path.write_bytes(build_stand_in_elf(name, functions))
             load_library_lazily(path, remedy)
 
 

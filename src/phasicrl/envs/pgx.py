@@ -38,15 +38,15 @@ def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> JaxSi
     known = {x.name: x.default for x in inspect.signature(type(env)).parameters.values()}
     env = type(env)(**convert_options(f"pgx:{name}", options, known))
 
-    def reset(key: Any) -> Any:
+    def reset_one(key: Any) -> Any:
         state = env.init(key)
         return state, state.observation, state.legal_action_mask
 
-    def step(key: Any, state: Any, action: Any) -> Any:
+    def step_one(key: Any, state: Any, action: Any) -> Any:
         state = env.step(state, action, key)
         ends = state.terminated, state.truncated
         return state, state.observation, state.legal_action_mask, state.rewards[0], *ends
 
     # Zeros and ones, with channels last. As uint8 they would be images, divided by 255.
     spaces = Box(0, 1, env.observation_shape, np.float32), Discrete(env.num_actions)
-    return JaxSimulator(reset, step, spaces, local.num_envs)
+    return JaxSimulator(reset_one, step_one, spaces, local.num_envs)

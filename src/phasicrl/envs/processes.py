@@ -19,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.watchdog import RESET_TIMEOUT, STEP_TIMEOUT
-from phasicrl.system.signals import watch_parent
+from phasicrl.system.signals import call_on_parent_exit
 
 CLOSE_TIMEOUT = 5
 """Maximum time for processes to end."""
@@ -83,7 +83,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             raise self.error_queue.get()[2]
 
     def _request(
-        self, timeout: int, wait: Callable[[], Any], send_async: Callable[..., Any], *args: Any
+        self, timeout: int, receive: Callable[[], Any], send_async: Callable[..., Any], *args: Any
     ) -> Any:
         """Send a call to all processes, and wait `timeout` seconds for the results.
 
@@ -92,20 +92,20 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         """
         if self._error is not None:
             raise self._error
-        call = send_async.__name__.removesuffix("_async")
+        call_name = send_async.__name__.removesuffix("_async")
         try:
             send_async(*args)
             hung = find_hung_process(self.parent_pipes, timeout)
             if hung is None:
-                return wait()
-            text = f"environment {hung} has not finished {call}() within {timeout} s"
+                return receive()
+            text = f"environment {hung} has not finished {call_name}() within {timeout} s"
             text += "; it hangs, or the machine is overloaded"
         except (EOFError, OSError):
             ends = [process.sentinel for process in self.processes]
             multiprocessing.connection.wait(ends, CLOSE_TIMEOUT)
             codes = [(i, process.exitcode) for i, process in enumerate(self.processes)]
             index, code = next((pair for pair in codes if pair[1] is not None), codes[0])
-            text = f"the process of environment {index} died in {call}() (exit code {code})"
+            text = f"the process of environment {index} died in {call_name}() (exit code {code})"
             text += "; memory may be short: use fewer environments" * (code in (None, -9))
         self.close(terminate=True)
         self._error = ProcessLostError(f"{self._name}: {text}")
@@ -139,6 +139,6 @@ def _make_env_in_process(maker: MakeEnv, parent_pid: int) -> gym.Env[Any, Any]:
         # Signals to the process group (Ctrl-C, SLURM) are handled by the trainer, which saves.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        watch_parent(lambda: os._exit(1))
+        call_on_parent_exit(lambda: os._exit(1))
         env.error_types = (BaseException,)  # no Ctrl-C comes here
     return env

@@ -20,7 +20,7 @@ from phasicrl.envs.checks import (
     has_mask,
     make_properties_from_spaces,
     refuse_late_mask,
-    warn_of_extra_keys,
+    warn_of_extra_obs_keys,
 )
 from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
 from phasicrl.spaces import (
@@ -122,19 +122,19 @@ class TensorVectorEnv:
         self.obs: Tensor | None = None
         self._widths = list(get_nvec(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
-        with self._isolate_call("reset()"):
+        with self._guard_call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
-            self._has_extra = warn_of_extra_keys(name, properties, obs)
+            self._has_extra = warn_of_extra_obs_keys(name, properties, obs)
             has_masks = self._widths and (self._masks_in_obs or has_mask(info))
             self.mask_size = sum(self._widths) if has_masks else 0
-            self._first_obs: _FirstObs | None = (*self._pack(obs), self._read_mask(obs, info))
+            self._first_obs: _FirstObs | None = (*self._pack_obs(obs), self._read_mask(obs, info))
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
         if self._first_obs is None:
-            with self._isolate_call("reset()"):
+            with self._guard_call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
-                self._first_obs = *self._pack(obs), self._read_mask(obs, info)
+                self._first_obs = *self._pack_obs(obs), self._read_mask(obs, info)
         (obs, self._is_valid, self.action_mask), self._first_obs = self._first_obs, None
         self.obs = obs
         checks = [self._is_valid, *self._get_mask_validity(self.action_mask)]
@@ -151,7 +151,7 @@ class TensorVectorEnv:
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         describe = self._actions.describe_out_of_bounds
-        with self._isolate_call("step()", lambda: describe(action.numpy(force=True))):
+        with self._guard_call("step()", lambda: describe(action.numpy(force=True))):
             step, is_valid, self.action_mask = self._advance(action)
             self.obs = step.obs
             self._is_valid = self._is_valid & is_valid
@@ -171,11 +171,11 @@ class TensorVectorEnv:
         reward, *flags = (self._check_and_copy(x, (), n) for x, n in zip(given, names, strict=True))
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
-        (obs, is_valid), mask = self._pack(given_obs), self._read_mask(given_obs, info)
+        (obs, is_valid), mask = self._pack_obs(given_obs), self._read_mask(given_obs, info)
         checks = [reward.isfinite().all(), is_valid]
         final_obs = None
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
-            warn_of_extra_keys(self.name, self._properties, given_obs)
+            warn_of_extra_obs_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step; on a GPU, reading
         # the flags would wait.
         may_have_ended = self.is_pure or self.device.type != "cpu" or bool(ended.any())
@@ -183,7 +183,7 @@ class TensorVectorEnv:
             final_obs = obs
             given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
             # Rows that go on keep what the step returned: a reset may change them, too.
-            first, is_valid = self._pack(given_obs, ended, "obs after reset_rows()")
+            first, is_valid = self._pack_obs(given_obs, ended, "obs after reset_rows()")
             first_mask = self._read_mask(given_obs, info)
             checks.append(is_valid)
             obs = torch.where(_expand(ended, obs), first, obs)
@@ -196,7 +196,7 @@ class TensorVectorEnv:
             if paths and all(is_same) and (self.is_pure or ended.any()):
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
-                final_obs, is_valid = self._pack(given_final, ended, "info['final_obs']")
+                final_obs, is_valid = self._pack_obs(given_final, ended, "info['final_obs']")
                 checks.append(is_valid)
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
@@ -210,21 +210,21 @@ class TensorVectorEnv:
         return step, torch.stack(checks).all(), mask
 
     def run_fused_steps(
-        self, call: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], num_steps: int
+        self, call: Callable[..., tuple[Tensor, ...]], extra_inputs: list[Tensor], num_steps: int
     ) -> tuple[Tensor, ...]:
         """Make steps of an `is_pure` simulator in one call; return all but the next state.
 
         Args:
-            call: function of `inputs` and a state, see `step_from`, that returns results and the
-                next state.
-            inputs: further inputs.
+            call: function of `extra_inputs` and a state, see `step_from`, that returns results and
+                the next state.
+            extra_inputs: further inputs.
             num_steps: number of steps that `call` makes.
         """
         self._num_steps += num_steps
         state = self._simulator.get_state()
         current = [x for x in (self.obs, self.action_mask) if x is not None]
         with self._use_generators():
-            outputs = call([*inputs, *current, *state.values()])
+            outputs = call([*extra_inputs, *current, *state.values()])
         start, end = (len(outputs) - n for n in (len(current) + len(state), len(state)))
         self.obs, self.action_mask = (*outputs[start:end], None)[:2]
         self._simulator.set_state(dict(zip(state, outputs[end:], strict=True)))
@@ -247,7 +247,7 @@ class TensorVectorEnv:
             masks = [] if mask is None else [mask]
             return step, is_valid, (step.obs, *masks, *self._simulator.get_state().values())
 
-    def raise_unless_valid(self, is_valid: Tensor, call: str = "step()") -> None:
+    def raise_unless_valid(self, is_valid: Tensor, call_name: str = "step()") -> None:
         """Check that all numbers of the simulator are valid.
 
         Raises:
@@ -255,9 +255,9 @@ class TensorVectorEnv:
         """
         if not is_valid.all():
             raise EnvError(
-                f"{self.name}: {call} returned, up to step {self._num_steps}, an observation or "
-                "reward that is not finite or outside its space, or a mask that allows nothing; "
-                "repair the simulator"
+                f"{self.name}: {call_name} returned, up to step {self._num_steps}, an observation "
+                "or reward that is not finite or outside its space, or a mask that allows nothing"
+                "; repair the simulator"
             )
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -269,7 +269,7 @@ class TensorVectorEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Restore the result of `state_dict`, and return the current observations `[B, …]`."""
-        with self._isolate_call("set_state()"):
+        with self._guard_call("set_state()"):
             self._simulator.set_state({k: x.to(self.device) for k, x in state["simulator"].items()})
         self._rng_state |= {x: state["random"][x] for x in self._rng_state if x in state["random"]}
         self._first_obs, mask = None, state["mask"]
@@ -284,9 +284,9 @@ class TensorVectorEnv:
             close_env(self.name, simulator)
 
     @contextmanager
-    def _isolate_call(self, call: str, describe_action: Callable[[], str] = str) -> Iterator[None]:
+    def _guard_call(self, call_name: str, get_violation: Callable[[], str] = str) -> Iterator[None]:
         """Call the simulator: with separate random numbers, and its errors named."""
-        with convert_errors(f"{self.name}: {call}", describe_action), self._use_generators():
+        with convert_errors(f"{self.name}: {call_name}", get_violation), self._use_generators():
             yield
 
     @contextmanager
@@ -302,7 +302,7 @@ class TensorVectorEnv:
             for gpu in gpus:
                 self._rng_state["cuda"] = torch.cuda.get_rng_state(gpu)
 
-    def _pack(
+    def _pack_obs(
         self, obs: Any, rows: Tensor | None = None, obs_name: str = "obs"
     ) -> tuple[Tensor, Tensor]:
         """Copy observations `[B, …]` in their storage format; return whether `rows` are valid."""

@@ -31,11 +31,11 @@ from phasicrl.envs.checks import (
     has_mask,
     make_properties_from_spaces,
     refuse_late_mask,
-    warn_of_extra_keys,
+    warn_of_extra_obs_keys,
 )
 from phasicrl.envs.rsl_rl import RslRlSimulator
 from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
-from phasicrl.masks import find_fully_blocked
+from phasicrl.masks import find_first_blocked
 from phasicrl.spaces import get_nvec, get_part, map_leaves, to_array
 
 MakeVectorEnv = Callable[[int], Any]
@@ -107,24 +107,24 @@ class CustomVectorEnv(NumpyVectorEnv):
     def _reset(self) -> ObsAndMask:
         with convert_errors(f"{self.name}: reset()"):
             (obs, info), self._reset_result = self._reset_result or self._reset_vector(), None
-            stored = self._pack_and_check(obs, "reset").copy()
-            self._has_extra = warn_of_extra_keys(self.name, self._properties, obs)
+            stored = self._pack_obs(obs, "reset").copy()
+            self._has_extra = warn_of_extra_obs_keys(self.name, self._properties, obs)
             return stored, self._read_mask(obs, info, np.ones(self.num_envs, bool))
 
     def _step(self, action: np.ndarray) -> NumpyStep:
         describe = self._actions.describe_out_of_bounds
         with convert_errors(f"{self.name}: step()", lambda: describe(action)):
             obs, *rows, info = check_tuple(self._vector.step(self._actions.unflatten(action)), 5)
-            stored = self._pack_and_check(obs, "step").copy()
+            stored = self._pack_obs(obs, "step").copy()
             if self._num_steps == 1 and not self._has_extra:
-                warn_of_extra_keys(self.name, self._properties, obs)
+                warn_of_extra_obs_keys(self.name, self._properties, obs)
             rows, shape = [to_array(row) for row in rows], (self.num_envs,)
             is_wrong = any(x.shape != shape or x.dtype.kind not in "biuf" for x in rows)
             if is_wrong or any(not np.isin(x, (0, 1)).all() for x in rows[1:] if x.dtype != "bool"):
                 given = ", ".join(f"{row.dtype} {row.shape}" for row in rows)
                 wanted = f"numbers {shape}, and 0 or 1 as a flag"
                 raise Invalid(f"returned {given} as reward and flags; expected {wanted}")
-            rows[0] = self._check_reward(rows[0])
+            rows[0] = self._convert_reward(rows[0])
             reward, terminated, truncated = map(np.array, rows, (np.float32, bool, bool))
             ended, has_reset = terminated | truncated, self._mode is AutoresetMode.SAME_STEP
             mask = self._read_mask(obs, info, ~ended | has_reset)
@@ -135,7 +135,7 @@ class CustomVectorEnv(NumpyVectorEnv):
                 final_obs[ended] = self._read_final_obs(info, ended, obs)
             else:
                 obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
-                first = self._pack_and_check(obs, "reset")
+                first = self._pack_obs(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
                     text = "changes others in reset(options={'reset_mask': …}); expected ended ones"
                     raise Invalid(f"{text}. Use SyncVectorEnv(…, autoreset_mode=SAME_STEP)")
@@ -188,6 +188,6 @@ class CustomVectorEnv(NumpyVectorEnv):
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
             raise Invalid(f"returned action masks of {given}; expected {shape} of True and False")
         mask = np.array(mask, dtype=bool) & rows[:, None]
-        if blocked := find_fully_blocked(self._widths, mask[rows]):
+        if blocked := find_first_blocked(self._widths, mask[rows]):
             raise Invalid(f"returned a mask that allows nothing in component {blocked[1]}")
         return mask

@@ -28,13 +28,13 @@ class EnvWatchdog:
         self._name = name
         self.current_call: tuple[str, float] | None = None
         self._closed = threading.Event()
-        threading.Thread(target=self._watch_calls, daemon=True, name="env-watchdog").start()
+        threading.Thread(target=self._exit_on_hang, daemon=True, name="env-watchdog").start()
 
     def close(self) -> None:
         """End the thread that watches calls."""
         self._closed.set()
 
-    def _watch_calls(self) -> None:
+    def _exit_on_hang(self) -> None:
         call, ticks = None, 0
         while not self._closed.wait(1):
             previous, call = call, self.current_call

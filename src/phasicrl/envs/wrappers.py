@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep, VectorEnv
-from phasicrl.masks import find_fully_blocked
+from phasicrl.masks import find_first_blocked
 from phasicrl.spaces import get_nvec
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
@@ -92,7 +92,7 @@ class HeuristicMask(_VectorEnvWrapper):
     action_mask: Tensor | None
 
     def __init__(
-        self, envs: VectorEnv, function: MaskFunction, *, mask_steps: int, env_steps: int = 0
+        self, envs: VectorEnv, function: MaskFunction, *, mask_steps: int, steps_before: int = 0
     ) -> None:
         """Mask the actions of environments in their first steps.
 
@@ -100,13 +100,13 @@ class HeuristicMask(_VectorEnvWrapper):
             envs: environments to wrap.
             function: heuristic; an action is allowed if the environment's mask allows it, too.
             mask_steps: number of steps with the heuristic, summed over the environments.
-            env_steps: number of steps before, in a resumed run.
+            steps_before: number of steps before, in a resumed run.
 
         Raises:
             ValueError: the action space has no discrete component.
         """
         super().__init__(envs)
-        self._function, self.mask_steps, self.env_steps = function, mask_steps, env_steps
+        self._function, self.mask_steps, self.env_steps = function, mask_steps, steps_before
         self._widths = get_nvec(envs.action_space)
         if not self._widths:
             text = f"{envs.name}: mask_actions is given, and actions are {envs.action_space}"
@@ -138,7 +138,7 @@ class HeuristicMask(_VectorEnvWrapper):
             text = f"{self.name}: mask_actions returned {given[0]} of shape {given[1]}"
             raise ValueError(f"{text}; expected a NumPy array of bool of shape {shape}")
         mask = mask.copy() if given_mask is None else mask & given_mask.numpy(force=True)
-        if blocked := find_fully_blocked(self._widths, mask):
+        if blocked := find_first_blocked(self._widths, mask):
             location = f"environment {blocked[0]} in component {blocked[1]}"
             text = f"{self.name}: mask_actions allows nothing for {location}, step {self.env_steps}"
             raise EnvError(f"{text}; expected an action that the environment's mask allows")

@@ -67,11 +67,11 @@ class _FunctionWithModule(nn.Module):
         self.module = module
 
     def forward(self, function: Callable[[], Any]) -> Any:
-        """Call a function, which uses the module."""
+        """Call a function that uses `self.module`."""
         return function()
 
 
-def call_with_replacements(
+def call_with_params(
     module: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Any]
 ) -> Any:
     """Call a function with the module's parameters and buffers replaced by tensors, by name."""
@@ -92,7 +92,7 @@ def compile_inference(
 
     def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
-        return call_with_replacements(module, replaced, lambda: function(*inputs[len(weights) :]))
+        return call_with_params(module, replaced, lambda: function(*inputs[len(weights) :]))
 
     with torch.inference_mode(False):
         compiled = compile_for_shapes(call_with_weights, [*weights, *(x.clone() for x in inputs)])

@@ -49,11 +49,11 @@ class Executor:
         """Return the precision of the encoders in a phase; rollouts use that of `policy`."""
         return self.plan.precision[phase]
 
-    def upload(self, values: Tensor) -> Tensor:
+    def upload(self, tensor: Tensor) -> Tensor:
         """Copy a tensor from the environments to the device, without waiting for the copy."""
-        if values.device.type == "cpu" and self.device.type == "cuda":
-            values = values.pin_memory()
-        return values.to(self.device, non_blocking=self.device.type == "cuda")
+        if tensor.device.type == "cpu" and self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=self.device.type == "cuda")
 
     def synchronize(self) -> None:
         """Wait until a GPU has finished, so that time can be measured."""
@@ -135,7 +135,7 @@ class Executor:
         self.log(f"acting is compiled ({perf_counter() - start:.0f} s)")
         return call
 
-    def make_gradient_step(self, loss: Loss[S], settings: StepSettings) -> EagerStep:
+    def make_gradient_step(self, loss: Loss[S], settings: StepSettings) -> EagerGradientStep:
         """Make a function that makes a gradient step on the mean loss of a minibatch.
 
         Args:
@@ -148,8 +148,8 @@ class Executor:
         """
         is_whole = not self.plan.micro_batch[settings.phase]
         if self.plan.compiled and is_whole and not self.plan.on_gpu:
-            return CompiledStep(self, loss, settings)
-        return EagerStep(self, loss, settings)
+            return CompiledGradientStep(self, loss, settings)
+        return EagerGradientStep(self, loss, settings)
 
     @contextmanager
     def explain_oom(self, what: str, remedy: str) -> Iterator[None]:
@@ -170,7 +170,7 @@ class Executor:
             raise MemoryError(f"{text}; try {remedy}: {_first_line(error)}") from error
 
 
-class EagerStep:
+class EagerGradientStep:
     """Gradient step, eager except for a compiled loss on a GPU.
 
     Args:
@@ -200,27 +200,27 @@ class EagerStep:
             return (*terms, settings.grad_norm_name), values, minibatch.num_steps
 
 
-class CompiledStep(EagerStep):
+class CompiledGradientStep(EagerGradientStep):
     """Gradient step that is compiled for each size of minibatch, and checked against an eager step.
 
     The executor caches compiled steps by what they depend on; None: use the eager step.
     """
 
-    _last_compiled: tuple[Samples, CompiledUpdate | None] | None = None
+    _last_source_and_update: tuple[Samples, CompiledUpdate | None] | None = None
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> StepMetrics:
         """Make a gradient step on a minibatch, and return its metrics."""
         source, updates = minibatch.source, self.executor._compiled_steps
         # All minibatches of an epoch have one source.
-        if self._last_compiled is None or self._last_compiled[0] is not source:
+        if self._last_source_and_update is None or self._last_source_and_update[0] is not source:
             layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in source.tensors().values())
-            size = (len(minibatch.index), minibatch.is_split, len(source))
+            size = (len(minibatch.index), minibatch.as_steps, len(source))
             settings = self.settings
             key = (self.loss, id(settings.optimizer), settings.max_grad_norm, *size, layout)
             if key not in updates:
                 updates[key] = self._compile_and_compare(minibatch, coefficients)
-            self._last_compiled = source, updates[key]
-        if (update := self._last_compiled[1]) is None:
+            self._last_source_and_update = source, updates[key]
+        if (update := self._last_source_and_update[1]) is None:
             return super().__call__(minibatch, *coefficients)
         with self.executor.take_cpu_turn():
             return update.names, update(minibatch, coefficients), minibatch.num_steps

@@ -15,7 +15,7 @@ MIN_COMPILE_STEPS = 15_000
 """Minimum gradient steps for compiling, which takes 10 s and saves 0.7 ms a step; on a GPU 30 s."""
 MIN_THREAD_SAMPLES = 1024
 """Minimum samples in a minibatch of vectors for several threads, or for a GPU."""
-CPU_MICRO_BATCH_SIZES: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
+CPU_MICRO_BATCH_BY_PRECISION: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
 """Images in a micro-batch on a CPU (docs/performance.md)."""
 
 
@@ -76,15 +76,15 @@ def make_plan(
     compiled = compute.compile == "on" or (compute.compile == "auto" and is_useful)
     if on_gpu and config.model.memory != "none":
         compiled = False  # CUDA graphs need fixed shapes, which packed sequences do not have
-    precision: dict[Phase, Precision] = dict.fromkeys(PHASES, compute.policy_precision)
-    precision["aux"] = compute.aux_precision
+    precisions: dict[Phase, Precision] = dict.fromkeys(PHASES, compute.policy_precision)
+    precisions["aux"] = compute.aux_precision
 
     def choose_micro_batch(phase: Phase) -> int | None:
         if not has_images:
             return None
         if compute.micro_batch != "auto":
             return compute.micro_batch
-        return None if compiled or on_gpu else CPU_MICRO_BATCH_SIZES[precision[phase]]
+        return None if compiled or on_gpu else CPU_MICRO_BATCH_BY_PRECISION[precisions[phase]]
 
     usual_threads = num_cores if has_large_minibatches(config, has_images) else 1
     num_threads = compute.num_threads or usual_threads
@@ -94,7 +94,7 @@ def make_plan(
         device=device,
         num_threads=num_threads,
         take_turns=compute.take_turns and fills_cores and not on_gpu,
-        precision=precision,
+        precision=precisions,
         micro_batch={phase: choose_micro_batch(phase) for phase in PHASES},
         compiled=compiled,
         inference_batch_size=2048 if has_images else 65_536,

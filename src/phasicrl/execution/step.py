@@ -80,11 +80,11 @@ def clip_and_step_(settings: StepSettings) -> Tensor:
         settings.average_gradients(list(chain(*gradients)))
     clipped, norm = optimize.clip_gradients(gradients, settings.max_grad_norm, foreach=True)
     parameters, steps = list(chain(*trained)), list(chain(*clipped))
-    optimize.step_optimizer_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
+    optimize.eager_adam_step_(settings.optimizer, parameters, steps, apply_if=norm.isfinite())
     return norm
 
 
-class _Inputs(NamedTuple):
+class _StepInputs(NamedTuple):
     """Inputs of a compiled step, in the order of its arguments; some are written to."""
 
     parameters: list[Tensor]
@@ -137,15 +137,15 @@ class CompiledUpdate:
                        for group in self._groups]  # fmt: skip
         index_of = {id(parameter): i for i, parameter in enumerate(parameters)}
 
-        def find_trained_indices(parameters: Sequence[Tensor]) -> list[int]:
-            return [index_of[id(p)] for p in parameters if id(p) in index_of]
+        def find_trained_indices(members: Sequence[Tensor]) -> list[int]:
+            return [index_of[id(p)] for p in members if id(p) in index_of]
 
         self._members = [sorted(find_trained_indices(group["params"])) for group in self._groups]
-        self._indices_by_network = [find_trained_indices(x) for x in settings.clip_groups]
+        self._clip_group_indices = [find_trained_indices(x) for x in settings.clip_groups]
         self.names: tuple[str, ...] = ()
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
-        example = _Inputs(
+        example = _StepInputs(
             parameters, moments, self._rates, list(untrained.values()), list(coefficients),
             minibatch.index.clone(), source,
         )  # fmt: skip
@@ -160,14 +160,14 @@ class CompiledUpdate:
         with torch.no_grad():
             return self._call([*self._fixed, *coefficients, minibatch.index, *source])
 
-    def _compile(self, example: _Inputs) -> Callable[[list[Tensor]], Tensor]:
+    def _compile(self, example: _StepInputs) -> Callable[[list[Tensor]], Tensor]:
         """Compile the step for inputs like the example."""
         leaves, spec = pytree.tree_flatten(example)
         flat, mean = [tensor.detach() for tensor in leaves], self._settings.average_gradients
         # The KL divergence begins at zero, where its gradient would be the rounding of tanh.
         make = partial(compiled.compile_for_shapes, fast_tanh=self._settings.phase != "aux")
 
-        def unflatten(tensors: Sequence[Tensor]) -> _Inputs:
+        def unflatten(tensors: Sequence[Tensor]) -> _StepInputs:
             return pytree.tree_unflatten(list(tensors[: len(flat)]), spec)
 
         def compute_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -204,27 +204,27 @@ class CompiledUpdate:
 
         return run_accumulated_step
 
-    def _compute_gradients(self, inputs: _Inputs) -> tuple[Tensor, ...]:
+    def _compute_gradients(self, inputs: _StepInputs) -> tuple[Tensor, ...]:
         """Return the gradient of each parameter, and behind them the terms of the loss, `[n]`."""
         base = self._example
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
-        batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.is_split)
+        batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.as_steps)
         with torch.enable_grad():
             leaves = [parameter.detach().requires_grad_() for parameter in inputs.parameters]
             tensors = dict(zip(self._names, [*leaves, *inputs.untrained], strict=True))
-            value, terms = compiled.call_with_replacements(
+            value, terms = compiled.call_with_params(
                 self._loss.agent, tensors, lambda: self._loss(batch.gather(), *inputs.coefficients)
             )
             gradients = torch.autograd.grad(value, leaves)
         self.names = (*terms, self._settings.grad_norm_name)
         return (*gradients, torch.stack([term.detach() for term in terms.values()]))
 
-    def _clip_and_step(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
+    def _clip_and_step(self, inputs: _StepInputs, gradients: list[Tensor]) -> Tensor:
         """Clip the gradients, step, and return the norm before clipping, 0-d."""
-        groups = [[gradients[i] for i in members] for members in self._indices_by_network]
+        groups = [[gradients[i] for i in members] for members in self._clip_group_indices]
         # Parameter by parameter: faster in compiled code than kernels for many tensors.
         scaled, norm = optimize.clip_gradients(groups, self._settings.max_grad_norm, foreach=False)
-        for i, gradient in zip(chain(*self._indices_by_network), chain(*scaled), strict=True):
+        for i, gradient in zip(chain(*self._clip_group_indices), chain(*scaled), strict=True):
             gradients[i] = gradient
         for rate, group, members in zip(inputs.rates, self._groups, self._members, strict=True):
             lists = (inputs.parameters, gradients, *inputs.moments)

@@ -152,7 +152,7 @@ def _make_bench_config(config: Config, log: Callable[[str], None]) -> Config:
 def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float]]:
     """Train whole periods; return rates of the loop and its halves, and the split of time."""
     length, parts = run.config.aux_phase_interval, ("rollout", "policy", "value", "auxiliary")
-    periods: list[list[float]] = []  # seconds in total, and of each part
+    period_seconds: list[list[float]] = []  # seconds in total, and of each part
     records: list[Mapping[str, float]] = []
     period_start = start = perf_counter()
 
@@ -163,16 +163,16 @@ def _measure_loop(run: Any, seconds: float) -> tuple[list[Rate], dict[str, float
             return None
         times = [sum(row.get(f"time/{part}", 0.0) for row in records) for part in parts]
         now = perf_counter()
-        periods.append([now - period_start, *times])
+        period_seconds.append([now - period_start, *times])
         period_start = now
-        start = now if len(periods) == 1 else start  # the first period warms up
+        start = now if len(period_seconds) == 1 else start  # the first period warms up
         records.clear()
-        return "stop" if len(periods) >= 4 and now - start >= seconds else None
+        return "stop" if len(period_seconds) >= 4 and now - start >= seconds else None
 
     run.callbacks.on_iteration = record_period
     learn(run)
     steps = run.config.batch_size * length
-    whole, rollout, *updates = zip(*periods[1:], strict=True)
+    whole, rollout, *updates = zip(*period_seconds[1:], strict=True)
     shares = [sum(times) / sum(whole) for times in (rollout, *updates)]
     split = {part: share for part, share in zip(parts, shares, strict=True) if share}
     rates = [
@@ -252,7 +252,7 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
             run_network_pass(network_pass, piece)
         flops += network_pass.per_step * counter.get_total_flops() / piece.first.numel()
 
-    def time_network_pass(network_pass: _NetworkPass, piece: Any) -> float:
+    def time_pass_per_step(network_pass: _NetworkPass, piece: Any) -> float:
         run.executor.synchronize()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _PASS_SECONDS or not calls:
@@ -261,7 +261,7 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
         run.executor.synchronize()
         return network_pass.per_step * (perf_counter() - start) / calls / piece.first.numel()
 
-    rounds = [sum(map(time_network_pass, passes, pieces)) for _ in range(3)]
+    rounds = [sum(map(time_pass_per_step, passes, pieces)) for _ in range(3)]
     counts = {"forward and backward": sum(x.per_step for x in passes if x.backward), "forward": 1.0}
     return _summarize_rates("networks alone", [1 / seconds for seconds in rounds]), counts, flops
 

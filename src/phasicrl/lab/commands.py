@@ -55,7 +55,7 @@ def _release(words: list[str]) -> None:
 
 def _hub(words: list[str]) -> None:
     """Upload packages to the Hugging Face Hub, or download them: `phasicrl hub push|pull …`."""
-    cli.run_command(words, {"push": _push, "pull": _pull}, "phasicrl hub")
+    cli.dispatch_command(words, {"push": _push, "pull": _pull}, "phasicrl hub")
 
 
 def _push(words: list[str]) -> None:
@@ -93,7 +93,7 @@ def _compare(words: list[str]) -> None:
     words = [*words, "?"] if words[-1:] == ["--reference"] else words  # for an error with all names
     comparison = cli.parse_and_call(compare_runs, "compare", words)
     _print_comparison(comparison)
-    comparison.raise_missed_bounds()
+    comparison.raise_missed_minimums()
 
 
 def _print_comparison(comparison: Any) -> None:
@@ -126,7 +126,7 @@ def _suite(words: list[str]) -> None:
 def _sweep(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
     commands = {"make": _write_sweep, "search": _write_search, "run": _run_sweep, "status": _status}
-    cli.run_command(words, commands, "phasicrl sweep")
+    cli.dispatch_command(words, commands, "phasicrl sweep")
 
 
 def _write_sweep(words: list[str]) -> None:
@@ -158,15 +158,15 @@ def _status(words: list[str]) -> None:
     from phasicrl.lab.sweeps.sweep import get_trial_statuses
 
     statuses = cli.parse_and_call(get_trial_statuses, "sweep status", words)
-    has_envs = len({each.env for each in statuses}) > 1
-    title = statuses[0].shared_settings + ("" if has_envs else f" on {statuses[0].env}")
+    has_tasks = len({each.task for each in statuses}) > 1
+    title = statuses[0].shared_settings + ("" if has_tasks else f" on {statuses[0].task}")
     rows = [
-        (each.id, each.arm, *[each.env] * has_envs, each.state, f"{each.env_steps:,}",
+        (each.id, each.arm, *[each.task] * has_tasks, each.state, f"{each.env_steps:,}",
          "–" if each.return_100 is None else f"{each.return_100:.4g}")
         for each in statuses
         if len(statuses) <= _MAX_ROWS or each.state in ("running", "stopped", "diverged", "fail")
     ]  # fmt: skip
-    columns = ("trial", "settings", *["environment"] * has_envs, "state", "steps", "return")
+    columns = ("trial", "settings", *["environment"] * has_tasks, "state", "steps", "return")
     cli.print_table(title, columns, rows)
     counts = Counter(each.state for each in statuses)
     cli.print_lines([", ".join(f"{number} {state}" for state, number in counts.items())])

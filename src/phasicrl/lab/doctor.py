@@ -88,8 +88,8 @@ def check_machine() -> list[Check]:
         _check_gpu(),
         Check("CPU", "ok", f"{used} of {os.cpu_count()} cores used ({limits})"),
         *probes,
-        _check_free_space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
-        _check_free_space("disk", disk, ENOUGH_DISK, other),
+        _check_free_bytes("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
+        _check_free_bytes("disk", disk, ENOUGH_DISK, other),
     ]
 
 
@@ -151,6 +151,6 @@ def _check_gpu() -> Check:
     return Check("GPU", "ok", "none; the CPU trains")
 
 
-def _check_free_space(name: str, free: int, enough: int, remedy: str) -> Check:
+def _check_free_bytes(name: str, free: int, enough: int, remedy: str) -> Check:
     found = f"{free / GIB:.1f} GiB free"
     return Check(name, "ok", found) if free >= enough else Check(name, "warning", found, remedy)

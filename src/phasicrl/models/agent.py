@@ -193,7 +193,7 @@ class Agent(nn.Module):
         """Return the memory state before the first step, `[S, H]`."""
         return torch.zeros(num_sequences, self.state_size, device=self.policy_head.order.device)
 
-    def params_by_network(self) -> list[list[nn.Parameter]]:
+    def params_per_network(self) -> list[list[nn.Parameter]]:
         """Return the parameters of the policy's network, and of the value network if separate."""
         if self.value_path != "separate":
             return [list(self.parameters())]
@@ -219,11 +219,11 @@ class Agent(nn.Module):
             in_aux_phase: whether the auxiliary loss is computed, for `shared_in_aux`.
         """
         inputs = self.reader(obs.flatten(0, 1))
-        return self.forward_inputs(
+        return self.forward_normalized(
             inputs, first, state, action_mask, precision=precision, in_aux_phase=in_aux_phase
         )
 
-    def forward_inputs(
+    def forward_normalized(
         self, inputs: Any, first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"],
         action_mask: Bool[Tensor, "S L A"] | None = None,
         *, precision: Precision = "fp32", in_aux_phase: bool = False,
@@ -302,7 +302,7 @@ class Agent(nn.Module):
                 head.bias.copy_((head.bias.double() * old_std + old_mean - mean) / std)
         return False
 
-    def scale_for_loss(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def divide_by_value_std(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Divide values or targets `[…]` by the targets' standard deviation, if normalized.
 
         The mean is not subtracted: losses depend on differences of values only.

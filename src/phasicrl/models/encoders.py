@@ -146,7 +146,7 @@ class DenseLayers(nn.Module):
 CNNS = {"impala": ImpalaCNN, "nature": NatureCNN}
 
 
-class PartsEncoder(nn.Module):
+class CombinedEncoder(nn.Module):
     """Encoder of vectors, and of observations with several parts.
 
     Each image has its network; all other parts are concatenated, discrete ones as one-hot vectors,
@@ -216,7 +216,7 @@ class ObservationReader(nn.Module):
         """Normalize observations in the structure of their space, `[N, …]`."""
         if self.normalizer is None:
             return obs
-        numbers = self.normalizer(self._numbers(obs))
+        numbers = self.normalizer(self._cat_boxes(obs))
         widths = [flatdim(part) for _, part in self.boxes]
         pairs = zip(self.boxes, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}
@@ -226,16 +226,16 @@ class ObservationReader(nn.Module):
     def update(self, stored: Shaped[Tensor, "B T *shape"], world: World = SINGLE_PROCESS) -> None:
         """Update the statistics, if any, with a rollout's observations of all processes."""
         if self.normalizer is not None:
-            self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))), world)
+            self.normalizer.update(self._cat_boxes(self.layout.unpack(stored.flatten(0, 1))), world)
 
     def clipped_fraction(self, stored: Shaped[Tensor, "N *shape"]) -> float:
         """Return the fraction of normalized numbers at ± clip; 0 before the first `update`."""
         norm = self.normalizer
         assert norm is not None, "no observations are normalized"
-        numbers = norm(self._numbers(self.layout.unpack(stored)))
+        numbers = norm(self._cat_boxes(self.layout.unpack(stored)))
         return float(((numbers <= norm.low) | (numbers >= norm.high)).float().mean())
 
-    def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
+    def _cat_boxes(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
         return _concatenate([_flatten_each(get_part(obs, path)).float() for path, _ in self.boxes])
 
@@ -249,7 +249,7 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
         config = replace(config, encoder="mlp")
     if isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and config.encoder != "mlp":
         return CNNS[config.encoder](space.shape, config, generator)
-    return PartsEncoder(space, config, generator)
+    return CombinedEncoder(space, config, generator)
 
 
 def check_image_scale(space: gym.Space[Any], encoder: str, obs: Any = None) -> None:

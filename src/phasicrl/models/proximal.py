@@ -41,7 +41,7 @@ class ProximalPolicy:
         """Add the agent's weights to the average, after a gradient step of the policy."""
         self._total = 1 + self._decay * self._total
         # The policy's network is the first; a separate value network is not averaged.
-        average, weights = (list[Tensor](x.params_by_network()[0]) for x in (self.agent, agent))
+        average, weights = (list[Tensor](x.params_per_network()[0]) for x in (self.agent, agent))
         torch._foreach_lerp_(average, weights, 1 / self._total)
 
     def reset(self, agent: Agent) -> None:

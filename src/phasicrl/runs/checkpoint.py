@@ -49,16 +49,16 @@ class CheckpointError(ValueError):
 class RankState(NamedTuple):
     """State that one process saved in a checkpoint.
 
-    `tree` is nested dicts and lists of numbers, strings, None and tensors; `chunks` are the tensors
-    by name in each further file, such as a rollout's.
+    `state` is nested dicts and lists of numbers, strings, None and tensors; `chunks` are the
+    tensors by name in each further file, such as a rollout's.
     """
 
-    tree: dict[str, Any]
+    state: dict[str, Any]
     chunks: dict[str, dict[str, Tensor]]
 
 
 def save_checkpoint(
-    folder: Path, tree: dict[str, Any], *, env_steps: int, keep: int,
+    folder: Path, state: dict[str, Any], *, env_steps: int, keep: int,
     aux_epoch: int | None = None, chunk_makers: ChunkMakers | None = None, run_id: str = "",
     world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
@@ -69,7 +69,7 @@ def save_checkpoint(
 
     Args:
         folder: directory of the run's checkpoints.
-        tree: state of this process: nested dicts and lists of numbers, strings, None and tensors.
+        state: state of this process: nested dicts and lists of numbers, strings, None and tensors.
         env_steps: environment steps of the run so far.
         keep: number of checkpoints to keep.
         aux_epoch: number of finished epochs of an auxiliary phase that is due, under way or left
@@ -94,7 +94,7 @@ def save_checkpoint(
                     shutil.rmtree(left_over, ignore_errors=True)
                 temporary.mkdir()
         with world.sync_errors("saving a checkpoint"):
-            digests = _write_rank_state(folder, temporary, tree, chunk_makers or {}, world)
+            digests = _write_rank_state(folder, temporary, state, chunk_makers or {}, world)
         parts = world.all_gather_object(digests)
         with world.sync_errors("saving a checkpoint"):
             if world.is_first:
@@ -114,7 +114,7 @@ def save_checkpoint(
 
 
 def _write_rank_state(
-    folder: Path, temporary: Path, tree: dict[str, Any], chunk_makers: ChunkMakers, world: World
+    folder: Path, temporary: Path, state: dict[str, Any], chunk_makers: ChunkMakers, world: World
 ) -> dict[str, str]:
     """Write the files of one process, and return the SHA-256 of each."""
     previous, known = folder, {}
@@ -124,7 +124,7 @@ def _write_rank_state(
         # With another number of processes, parts differ.
         known = parts[world.rank] if len(parts) == world.size else {}
     prefix, tensors, digests = _get_rank_prefix(world.rank), {}, {}
-    state = extract_tensors(tree, "", tensors)
+    json_tree = extract_tensors(state, "", tensors)
     for name, make in {"tensors": lambda: tensors, **chunk_makers}.items():
         file = f"{prefix}{name}.safetensors"
         if name in chunk_makers and file in known and _try_link(previous / file, temporary / file):
@@ -132,7 +132,7 @@ def _write_rank_state(
         else:
             save_tensors(make(), temporary / file)
             digests[file] = hash_file(temporary / file)
-    _write_flushed_json(temporary / f"{prefix}state.json", state)
+    _write_flushed_json(temporary / f"{prefix}state.json", json_tree)
     return digests | {f"{prefix}state.json": hash_file(temporary / f"{prefix}state.json")}
 
 
@@ -191,8 +191,8 @@ def load_rank_state(path: Path, *, rank: int = 0, run_id: str = "") -> RankState
     }
     # Copies are aligned in memory, as in training: else sums may differ in the last bit.
     tensors = {name: tensor.clone() for name, tensor in loaded.pop("tensors").items()}
-    state = json.loads((path / f"{prefix}state.json").read_text(encoding="utf-8"))
-    return RankState(_restore_tree(state, tensors), loaded)
+    json_tree = json.loads((path / f"{prefix}state.json").read_text(encoding="utf-8"))
+    return RankState(_insert_tensors(json_tree, tensors), loaded)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -202,17 +202,17 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint: the run's id, and the files of each process.
 
     Raises:
         ValueError: the manifest is damaged or of another schema, or the directory was renamed.
         OSError: the manifest cannot be read.
     """
-    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
     check_and_pop_schema(manifest)
-    if path.name != manifest["name"]:
-        raise ValueError(f"folder is {path.name}; expected {manifest['name']}, as saved")
+    if folder.name != manifest["name"]:
+        raise ValueError(f"folder is {folder.name}; expected {manifest['name']}, as saved")
     return manifest
 
 
@@ -232,15 +232,15 @@ def extract_tensors(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return tree
 
 
-def _restore_tree(node: Any, tensors: dict[str, Tensor]) -> Any:
+def _insert_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
     """Restore what `extract_tensors` converted."""
     if isinstance(node, list):
-        return [_restore_tree(value, tensors) for value in node]
+        return [_insert_tensors(value, tensors) for value in node]
     if not isinstance(node, dict):
         return node
     if _TENSOR in node:
         return tensors[node[_TENSOR]]
-    return {key: _restore_tree(value, tensors) for key, value in node[_ITEMS]}
+    return {key: _insert_tensors(value, tensors) for key, value in node[_ITEMS]}
 
 
 def save_tensors(

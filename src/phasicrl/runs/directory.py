@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl import config_io
-from phasicrl.config import EXECUTION_OPTIONS, Config, format_value, require_imported_modules
+from phasicrl.config import EXECUTION_OPTIONS, Config, format_value, require_imports
 from phasicrl.config_io import SCHEMA, atomic_write, read_json, read_options, write_json
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RunDirectory:
             ValueError: the directory cannot be made.
         """
         folder = Path(config.output_dir).expanduser()
-        stem = f"{RunDirectory.format_prefix(config)}_{datetime.now():%Y%m%d-%H%M%S}"
+        stem = f"{RunDirectory.format_folder_prefix(config)}_{datetime.now():%Y%m%d-%H%M%S}"
         for number in itertools.count(1):
             path = folder / (stem if number == 1 else f"{stem}-{number}")
             try:
@@ -122,7 +122,7 @@ class RunDirectory:
         return directory
 
     @staticmethod
-    def format_prefix(config: Config, separator: str = "_") -> str:
+    def format_folder_prefix(config: Config, separator: str = "_") -> str:
         """Return experiment, environment and seed, with which names of folders begin."""
         env = re.sub(r"[<>/]+", "-", config.env.id.rpartition(":")[2])[:100]
         return separator.join([config.name, env, f"s{config.seed}"])
@@ -134,15 +134,15 @@ class RunDirectory:
         Those of other versions of phasicrl, whose configuration has another schema, are skipped.
         """
 
-        def get_run_identity(config: Config) -> tuple[object, ...]:
+        def make_run_key(config: Config) -> tuple[object, ...]:
             return config.identity(), config.name, config.seed, config.total_env_steps
 
-        pattern = f"{glob.escape(RunDirectory.format_prefix(config))}_*/{CONFIG_FILE}"
-        runs, wanted = list[RunDirectory](), get_run_identity(config)
+        pattern = f"{glob.escape(RunDirectory.format_folder_prefix(config))}_*/{CONFIG_FILE}"
+        runs, wanted = list[RunDirectory](), make_run_key(config)
         for file in sorted(Path(config.output_dir).expanduser().glob(pattern)):
             if (schema := read_json(file).get("schema", SCHEMA)) != SCHEMA:
                 warnings.warn(f"{file} is skipped: schema is {schema}, not {SCHEMA}", stacklevel=2)
-            elif get_run_identity((run := RunDirectory(file.parent)).config) == wanted:
+            elif make_run_key((run := RunDirectory(file.parent)).config) == wanted:
                 runs.append(run)
         return runs
 
@@ -183,7 +183,7 @@ class RunDirectory:
                     f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
-        require_imported_modules(config := self.config, self.path / CONFIG_FILE)
+        require_imports(config := self.config, self.path / CONFIG_FILE)
         return config
 
     @property
@@ -341,8 +341,8 @@ class RunDirectory:
                 what = "link" if path.is_symlink() else "special file"
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
-    def list_changes(
-        self, config: str, now: Config, own: dict[str, str], *, is_accepted: bool
+    def check_changes(
+        self, config: str, now: Config, own: dict[str, str], *, accept: bool
     ) -> list[str]:
         """List options that differ from a checkpoint's, and custom objects that have other names.
 
@@ -352,7 +352,7 @@ class RunDirectory:
             config: configuration of the checkpoint, as JSON.
             now: configuration in config.json, with the length that `resume` was given, if any.
             own: custom objects as described in card.json.
-            is_accepted: whether differences are accepted.
+            accept: whether differences are accepted.
 
         Returns:
             A text for each, with both values.
@@ -372,7 +372,7 @@ class RunDirectory:
         is_given = in_file in (on_card, old["total_env_steps"])
         allowed = {*USER_OBJECTS, *["total_env_steps"] * is_given}
         refused = [changes[path] for path in changes if path not in allowed]
-        if refused and not is_accepted:
+        if refused and not accept:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
                 "; expected no changes. Restore it, or set accept_config_changes"
@@ -427,7 +427,7 @@ class RunDirectory:
         raise ValueError(f"{text}; expected {hint}")
 
 
-def find_run_or_agent(path_or_preset: Path | str) -> RunDirectory:
+def get_run_directory(path_or_preset: Path | str) -> RunDirectory:
     """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
     files = RunDirectory(path_or_preset)  # pyright: ignore[reportArgumentType]
     agent = AGENTS_FOLDER / path_or_preset

@@ -147,14 +147,14 @@ class MetricsLog:
                 self.show_message(f"warning: {name} cannot be written yet ({error})")
         return values
 
-    def write_episode_to_tensorboard(self, steps: Path, *, env_steps: int) -> None:
+    def write_step_table_to_tensorboard(self, steps: Path, *, env_steps: int) -> None:
         """Write every step of an episode to TensorBoard, as a run within this one.
 
         Args:
             steps: CSV table of the steps, with a column `step`.
             env_steps: environment steps of the run so far.
         """
-        self._call_sinks(lambda s: isinstance(s, _TensorBoard) and s.add_steps(steps, env_steps))
+        self._call_sinks(lambda s: isinstance(s, _TensorBoard) and s.add_table(steps, env_steps))
 
     def _call_sinks(self, function: Callable[[_TensorBoard | _WandB], object]) -> None:
         """Call a function with each sink, and switch off a failed sink."""
@@ -286,7 +286,7 @@ class _TensorBoard:
         scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
         self._writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
-    def add_steps(self, steps_file: Path, env_steps: int) -> None:
+    def add_table(self, steps_file: Path, env_steps: int) -> None:
         """Write a CSV table of an episode's steps as time series, in a folder of the episode.
 
         TensorBoard shows the folder as a run; an earlier one is replaced.

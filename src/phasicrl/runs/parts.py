@@ -44,17 +44,17 @@ def read_newest_state(files: RunDirectory, world: World) -> tuple[RankState, lis
         manifest = checkpoint.read_manifest(path)
         if (saved_by := len(manifest["files"])) != world.size:
             parts = [checkpoint.load_rank_state(path, rank=rank) for rank in range(saved_by)]
-            part = _redistribute(parts, world)
+            part = _reshard(parts, world)
         elif not world.is_first:
             part = checkpoint.load_rank_state(path, rank=world.rank)
-    learner = world.broadcast_object(part.tree["learner"]) | part.tree["learner"]
+    learner = world.broadcast_object(part.state["learner"]) | part.state["learner"]
     common = {"learner": learner, "run": manifest["run"]}  # without card.json, too
-    return RankState(part.tree | common, part.chunks), rejections, saved_by
+    return RankState(part.state | common, part.chunks), rejections, saved_by
 
 
-def _redistribute(parts: list[RankState], world: World) -> RankState:
+def _reshard(parts: list[RankState], world: World) -> RankState:
     """Return this process's state after a change of their number, without environments."""
-    first = parts[0].tree
+    first = parts[0].state
     chunks = {
         name: {
             key: _local_rows(name, [part.chunks[name][key] for part in parts], first, world)
@@ -64,7 +64,7 @@ def _redistribute(parts: list[RankState], world: World) -> RankState:
     }
     learner = dict(first["learner"])
     if 0 < world.rank < len(parts):
-        learner["generator"] = parts[world.rank].tree["learner"]["generator"]
+        learner["generator"] = parts[world.rank].state["learner"]["generator"]
     elif world.rank:
         seed = derive_seed(int(first["env_steps"]), "shuffle", world.rank)
         learner["generator"] = Generator().manual_seed(seed).get_state()

@@ -25,18 +25,18 @@ def num_cores() -> int:
 
 
 def cgroup_cpu_quota(
-    cgroup_file: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+    membership_file: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
     """Return the CPU quota of this process's control groups, in cores; None without a limit.
 
     Args:
-        cgroup_file: file with the names of the process's groups.
+        membership_file: file with the names of the process's groups.
         root: directory where control groups are mounted. For version 1, only the group mounted
             at `root` is read: in a container, its own.
     """
     group = Path()
     with suppress(OSError):
-        group = Path(cgroup_file.read_text().rpartition("0::")[2].strip().lstrip("/"))
+        group = Path(membership_file.read_text().rpartition("0::")[2].strip().lstrip("/"))
     limits = [(root / folder / "cpu.max",) for folder in (group, *group.parents)]
     limits += [tuple(root / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))]
     quotas: list[float] = []  # of nested groups, of which the smallest counts

@@ -19,7 +19,7 @@ _DEBOUNCE_SECONDS = 0.5
 _PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
-def watch_parent(on_parent_exit: Callable[[], object]) -> None:
+def call_on_parent_exit(on_parent_exit: Callable[[], object]) -> None:
     """Start a thread that calls `on_parent_exit` when the `multiprocessing` parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process has no parent"
@@ -35,7 +35,7 @@ class TerminationRequested(BaseException):
     """Request by a signal to end; no SystemExit, which environments may raise by `sys.exit()`."""
 
 
-class Preempted(SystemExit):
+class PreemptedExit(SystemExit):
     """End of the process after a signal, with the run saved and exit code 75, "try again later"."""
 
     code = EXIT_PREEMPTED
@@ -55,7 +55,7 @@ def exit_on_preemption() -> Iterator[None]:
         signal.signal(number, exit_preempted)
     try:
         yield
-    except Preempted:  # the process ends
+    except PreemptedExit:  # the process ends
         default.clear()
         raise
     finally:
@@ -67,7 +67,7 @@ class SignalHandler:
     """Context in which the first signal raises an exception in the main thread.
 
     SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `TerminationRequested`, which
-    leaves the context as `Preempted`. Signals that the program handles itself are not changed.
+    leaves the context as `PreemptedExit`. Signals that the program handles itself are not changed.
 
     Args:
         request: function of the exception that returns whether all processes of the run will raise
@@ -93,12 +93,12 @@ class SignalHandler:
         self._is_ending = True
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Restore the earlier signal handlers; raise `Preempted` after a termination request."""
+        """Restore the earlier handlers; raise `PreemptedExit` after a termination request."""
         self._is_ending = True
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         if isinstance(error, TerminationRequested):
-            preempted = Preempted(str(error))
+            preempted = PreemptedExit(str(error))
             vars(preempted).update(vars(error))
             raise preempted from None
 

@@ -14,11 +14,11 @@ from torch import Generator
 from phasicrl.config import Config, Precision
 from phasicrl.envs.checks import MASK
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.masks import find_fully_blocked, flatten_mask, to_numbers
+from phasicrl.masks import find_first_blocked, flatten_mask, to_numeric
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST_FILE
-from phasicrl.runs.directory import WeightsKind, find_run_or_agent
+from phasicrl.runs.directory import WeightsKind, get_run_directory
 from phasicrl.spaces import ActionLayout, get_nvec, get_part, map_leaves, take_first
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
@@ -109,7 +109,7 @@ class TrainedAgent:
         """Convert observations and masks to inputs, and return whether they are a batch."""
         if mask is None and self._mask_size and isinstance(obs, Mapping):
             mask = obs.get(MASK)
-        arrays, observe = map_leaves(self.observation_space, to_numbers, obs), self._obs_indices
+        arrays, observe = map_leaves(self.observation_space, to_numeric, obs), self._obs_indices
         parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
         if any(x is None or (observe and x.shape[-1:] <= (max(observe),)) for x in parts):
             rule = "a whole observation or a batch, which env.reset() and env.step() return first"
@@ -127,7 +127,7 @@ class TrainedAgent:
             raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
         if needs_mask and mask is not None:
             rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
-            if len(rows) != num_envs or find_fully_blocked(get_nvec(self.action_space), rows):
+            if len(rows) != num_envs or find_first_blocked(get_nvec(self.action_space), rows):
                 rule = "a mask for each observation, with one allowed choice in each component"
                 raise ValueError(f"mask is {mask}; expected {rule}")
             masks = torch.from_numpy(rows)
@@ -157,11 +157,11 @@ def load(
     Raises:
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.
     """
-    path = find_run_or_agent(path).path.absolute()
+    path = get_run_directory(path).path.absolute()
     checkpoint = path if (path / MANIFEST_FILE).is_file() else None
     if checkpoint and weights != "last":
         raise ValueError(f"weights is {weights!r}; expected last, the only ones of a checkpoint")
-    saved = SavedAgent.open(path.parents[1] if checkpoint else path, **user_objects)
+    saved = SavedAgent.from_run(path.parents[1] if checkpoint else path, **user_objects)
     with closing(saved.make_envs(1, "unseen", seed)) as envs:
         network = saved.load_agent(envs, weights, checkpoint=checkpoint)
         return TrainedAgent(network, envs, saved.config, seed)

@@ -157,17 +157,17 @@ def restore_run(
             if world.is_first:
                 resources.enter_context(closing(RunLock(directory)))
         part, rejections, saved_by = read_newest_state(files, world)
-        tree, env_steps = part.tree, part.tree["env_steps"]
+        state, env_steps = part.state, part.state["env_steps"]
         if total_env_steps is not None:
             config = _lengthen(config, total_env_steps, env_steps)
         own = describe_objects(objects)
-        changes = files.list_changes(tree["config"], config, own, is_accepted=accept_config_changes)
+        changes = files.check_changes(state["config"], config, own, accept=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps") or 0) >= config.budget
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
             objects["callbacks"] = None
-            tree["log"]["bytes"] = {x.name: x.stat().st_size for x in directory.glob("*.jsonl")}
-        run, remark = _build_run(config, objects, world, signals, resources, lambda: files, tree)
+            state["log"]["bytes"] = {x.name: x.stat().st_size for x in directory.glob("*.jsonl")}
+        run, remark = _build_run(config, objects, world, signals, resources, lambda: files, state)
         try:
             run.load_state_dict(*part, same_episodes=not remark)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -255,7 +255,7 @@ def _make_envs(
         return envs
     # The wrapper counts the steps of these environments.
     steps = math.ceil(config.env.heuristic_mask_steps / world.size)
-    return HeuristicMask(envs, mask_actions, mask_steps=steps, env_steps=env_steps // world.size)
+    return HeuristicMask(envs, mask_actions, mask_steps=steps, steps_before=env_steps // world.size)
 
 
 def _build_run(
@@ -280,7 +280,7 @@ def _build_run(
     world.check_same("versions", lambda: get_versions() | {"commit": find_commit()})
     check_divisible_by_ranks(config, world)
     with world.sync_errors("making the environments"):
-        envs, made_at_step, obs, remark = _make_or_restore_envs(config, user, world, state)
+        envs, made_at, obs, remark = _make_or_restore_envs(config, user, world, state)
         resources.enter_context(closing(envs))
         if state:
             make_directory().check_spaces(describe_spaces(envs))
@@ -315,7 +315,7 @@ def _build_run(
     shuffle = Generator().manual_seed(derive_seed(config.seed, "shuffle", *others))
     run = Run(
         config, files, Learner(config, agent, executor, shuffle, user["schedule"]), collector,
-        _make_buffer(config, envs, agent), log, signals=signals, envs_since=made_at_step, user=user,
+        _make_buffer(config, envs, agent), log, signals=signals, envs_made_at=made_at, user=user,
     )  # fmt: skip
     with world.sync_errors("starting the environments"):
         if obs is None or state is None:
@@ -359,12 +359,12 @@ def _check_directory_is_shared(files: RunDirectory, world: World) -> None:
         time.sleep(0.1)
 
 
-def _check_evaluation_envs(config: Config, files: RunDirectory, envs: VectorEnv) -> None:
+def _check_evaluation_envs(config: Config, files: RunDirectory, training: VectorEnv) -> None:
     """Check that the environments of `evaluation.env_ids` have the spaces of the training."""
     for env_id in config.evaluation.env_ids:
         env = dataclasses.replace(config.env, id=env_id, num_envs=1)
         with closing(make_envs(env, seed=0)) as others:
-            files.check_spaces(describe_spaces(others), describe_spaces(envs), env_id)
+            files.check_spaces(describe_spaces(others), describe_spaces(training), env_id)
 
 
 def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
@@ -376,7 +376,7 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
         config.rollouts_per_phase, envs.num_envs, config.ppo.num_steps,
         obs_shape=layout.shape, obs_dtype=getattr(torch, layout.dtype.name),
         action_shape=head.action_shape, action_dtype=head.action_dtype,
-        state_size=agent.state_size, num_actions=envs.mask_size or None,
+        state_size=agent.state_size, mask_size=envs.mask_size or None,
         has_weights=needs_final_obs and not envs.has_final_obs, device=head.order.device,
     )  # fmt: skip
 

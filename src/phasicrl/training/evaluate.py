@@ -18,15 +18,15 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_rank_state
-from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, find_run_or_agent
+from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, get_run_directory
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
     check_levels,
-    get_level_kinds,
-    load_lab_object,
+    expand_levels,
+    load_lab_entry_point,
     make_evaluation_envs,
     run_agent_episodes,
 )
@@ -96,7 +96,7 @@ class SavedAgent:
     network_factories: Mapping[str, Any]
 
     @classmethod
-    def open(
+    def from_run(
         cls, run_dir: Path | str, levels: EvaluatedLevels = "unseen",
         **user_objects: Unpack[EvaluationObjects],
     ) -> Self:  # fmt: skip
@@ -111,7 +111,7 @@ class SavedAgent:
             ValueError: the directory is not a run directory, the levels do not exist, or a custom
                 object is missing.
         """
-        files = find_run_or_agent(run_dir)
+        files = get_run_directory(run_dir)
         objects = fill_user_objects(user_objects, EvaluationObjects.__annotations__)
         config = files.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
@@ -138,7 +138,7 @@ class SavedAgent:
         if checkpoint is None:
             weights = self.files.load_weights(which)
         else:
-            weights = load_rank_state(checkpoint).tree["learner"]["agent"]
+            weights = load_rank_state(checkpoint).state["learner"]["agent"]
         try:
             agent.load_state_dict(weights)
         except RuntimeError as error:
@@ -202,7 +202,7 @@ def evaluate(
     if not hasattr(episodes, "__index__") or episodes < 1:
         raise ValueError(f"episodes is {episodes!r}; expected an integer of at least 1")
     check_policies(policies, f"policies is {policies!r}", "a list of greedy, sampled or both")
-    saved = SavedAgent.open(run_dir, levels, **user_objects)
+    saved = SavedAgent.from_run(run_dir, levels, **user_objects)
     env, objects = saved.config.env, {} if env_id else saved.env_objects
     if env_options and (any(objects.values()) or not isinstance(env_options, Mapping)):
         rule = "none with make_env or make_vector_env (give them to the function), else a dict"
@@ -216,8 +216,8 @@ def evaluate(
         path.parent.mkdir(parents=True, exist_ok=True)
     open_table = table_path.open("w", newline="") if table_path else nullcontext()
     with use_threads(threads), open_table as file:
-        table = None if file is None else load_lab_object("StepTable")(file)
-        for which, policy in product(get_level_kinds(levels), policies):
+        table = None if file is None else load_lab_entry_point("StepTable")(file)
+        for which, policy in product(expand_levels(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
                 finished = run_agent_episodes(

@@ -27,7 +27,7 @@ from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
 
 
-def load_lab_object(name: str) -> Any:
+def load_lab_entry_point(name: str) -> Any:
     """Load a class or function that `phasicrl.lab` registers as an entry point.
 
     Raises:
@@ -79,7 +79,7 @@ class EpisodeTracker:
         """Mask `[B]` of the environments that have not yet finished their number of episodes."""
         return self._left > 0
 
-    def find_episodes_to_cut(self, name: str, ended: Tensor) -> Tensor:
+    def mark_episodes_to_cut(self, name: str, ended: Tensor) -> Tensor:
         """Return the mask `[B]` of counted episodes that do not end; warn of long ones."""
         lengths = self.lengths * self.unfinished_envs
         if lengths.max() == LONG_EPISODE_STEPS:
@@ -104,7 +104,7 @@ OnStep = Callable[[ActionSelection, Policy, Tensor, TimeStep, EpisodeTracker], N
 """Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
-def get_level_kinds(levels: EvaluatedLevels) -> tuple[Levels, ...]:
+def expand_levels(levels: EvaluatedLevels) -> tuple[Levels, ...]:
     """Return the kinds of levels to evaluate: for `both`, unseen and then training levels."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
@@ -202,7 +202,7 @@ def run_episodes(
         tracker.returns += step.reward
         tracker.lengths += 1
         ended = step.terminated | step.truncated
-        endless = tracker.find_episodes_to_cut(envs.name, ended)
+        endless = tracker.mark_episodes_to_cut(envs.name, ended)
         on_step(replace(step, truncated=step.truncated | endless), tracker)
         tracker.finish_episodes(ended | endless, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
@@ -304,7 +304,7 @@ class PeriodicEvaluation:
         self._episodes = math.ceil(config.evaluation.episodes / world.size)
         self._recorder: Any = None
         if world.is_first and (config.evaluation.film or config.evaluation.steps):
-            self._recorder = load_lab_object("Recorder")(config, files, log, **self._user)
+            self._recorder = load_lab_entry_point("Recorder")(config, files, log, **self._user)
 
     def is_due(self, iteration: int, env_steps: int) -> bool:
         """Return whether to evaluate after this iteration; if at all, also after a run's last."""
@@ -318,12 +318,12 @@ class PeriodicEvaluation:
             agent: copy of the agent on the CPU.
             env_steps: environment steps of the run so far.
         """
-        kinds = get_level_kinds(self._config.evaluation.levels)
+        kinds = expand_levels(self._config.evaluation.levels)
         env_ids = self._config.evaluation.env_ids
-        level_configs: list[tuple[Levels, Config]] = [(x, self._config) for x in kinds]
-        level_configs.extend((kinds[0], self._config.with_updates({"env.id": x})) for x in env_ids)
+        eval_configs: list[tuple[Levels, Config]] = [(x, self._config) for x in kinds]
+        eval_configs.extend((kinds[0], self._config.with_updates({"env.id": x})) for x in env_ids)
         with self._world.sync_errors("an evaluation"):
-            episodes = [self._run_episodes(*x, agent) for x in level_configs]
+            episodes = [self._run_episodes(*x, agent) for x in eval_configs]
         parts = zip(*self._world.all_gather_object(episodes), strict=True)
         (mean_return, mean_length), *means = map(mean_return_and_length, parts)
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
@@ -340,7 +340,7 @@ class PeriodicEvaluation:
     def _run_episodes(self, levels: Levels, config: Config, agent: Agent) -> Episodes:
         """Run this process's episodes on one environment and kind of levels; record the first."""
         is_own = config is self._config
-        is_first = is_own and levels == get_level_kinds(config.evaluation.levels)[0]
+        is_first = is_own and levels == expand_levels(config.evaluation.levels)[0]
         recorder, user = self._recorder if is_first else None, self._user if is_own else {}
         # All evaluations have the same seeds; they differ between processes, and from those of
         # `evaluate`, which may judge the best weights.

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from phasicrl.collect import Collector, Truncations, require_finite
+from phasicrl.collect import Collector, StepTruncations, require_finite
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.rollout import Rollout
 
@@ -24,7 +24,7 @@ class FusedCollector(Collector):
 
     envs: TensorVectorEnv
 
-    def _collect_steps(self, rollout: Rollout) -> tuple[list[Truncations], dict[str, Tensor]]:
+    def _collect_steps(self, rollout: Rollout) -> tuple[list[StepTruncations], dict[str, Tensor]]:
         """Act and step T times, see `Collector`."""
         rollout.state.copy_(self._state)
         num_steps, chunks = rollout.first.shape[1], []

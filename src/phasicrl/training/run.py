@@ -108,22 +108,22 @@ class Run(AbstractContextManager["Run"]):
         buffer: rollouts of one phase.
         log: log of the metrics.
         signals: signal handlers, which ignore signals while the run is saved.
-        envs_since: environment steps at the creation of the environments, for their seeds.
+        envs_made_at: environment steps at the creation of the environments, for their seeds.
         user: custom objects by the names of `train`'s arguments.
     """
 
     def __init__(
         self, config: Config, files: RunDirectory, learner: Learner, collector: Collector,
-        buffer: PhaseBuffer, log: MetricsLog, *, signals: SignalHandler, envs_since: int,
+        buffer: PhaseBuffer, log: MetricsLog, *, signals: SignalHandler, envs_made_at: int,
         user: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.config, self.files, self.user = config, files, {**user}
-        given: Any = self.user.pop("callbacks")
-        self.callbacks = given if isinstance(given, Callbacks) else Callbacks()
-        if given is not None and given is not self.callbacks:
-            if not callable(given) or isinstance(given, type):
-                raise ValueError(f"callbacks is {given!r}; expected a Callbacks() or a function")
-            vars(self.callbacks)["on_iteration"] = given
+        callback: Any = self.user.pop("callbacks")
+        self.callbacks = callback if isinstance(callback, Callbacks) else Callbacks()
+        if callback is not None and callback is not self.callbacks:
+            if not callable(callback) or isinstance(callback, type):
+                raise ValueError(f"callbacks is {callback!r}; expected a Callbacks() or a function")
+            vars(self.callbacks)["on_iteration"] = callback
         self.learner, self.collector, self.buffer = learner, collector, buffer
         self.metrics_log, self._pending_metrics = log, Record()
         self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
@@ -131,7 +131,7 @@ class Run(AbstractContextManager["Run"]):
         self.resources = ExitStack()  # closed with the run
         self.env_steps = 0
         self.record: Record = {}
-        self.envs_since = envs_since
+        self.envs_made_at = envs_made_at
         before = files.card
         self._steps_on_card: int = before.get("env_steps") or 0
         self._origin: dict[str, Any] = {
@@ -182,16 +182,16 @@ class Run(AbstractContextManager["Run"]):
         """Show the stage that starts on the console."""
         self.metrics_log.show_stage(stage)
 
-    def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
+    def log_epoch(self, phase: Phase, epoch: int, accumulator: MeanAccumulator) -> None:
         """Append the means of a finished epoch to `epochs.jsonl` if `log.epochs` is on.
 
         Args:
             phase: phase that was trained.
             epoch: index of the epoch.
-            means: means of the phase, of which those since the last call are written.
+            accumulator: means of the phase, of which those since the last call are written.
         """
         if self.config.log.epochs:
-            record = self.world.average_record(means.pop_means())
+            record = self.world.average_record(accumulator.pop_means())
             head = {"env_steps": self.env_steps, "iteration": self.iteration, "kind": phase}
             self.metrics_log.write_epoch(record, head | {"epoch": epoch + 1})
 
@@ -292,7 +292,7 @@ class Run(AbstractContextManager["Run"]):
         if not self.world.all_reduce_any(self.world.is_first and self._is_checkpoint_due()):
             return
         try:
-            self._write_checkpoint()
+            self._write_backup_checkpoint()
         except OSError as error:
             if self.world.size > 1:
                 raise
@@ -331,9 +331,9 @@ class Run(AbstractContextManager["Run"]):
         """
         self._write_metrics()  # a checkpoint refers to the size of the log
         self.back_up_state()
-        self._write_checkpoint()
+        self._write_backup_checkpoint()
 
-    def _write_checkpoint(self) -> None:
+    def _write_backup_checkpoint(self) -> None:
         """Write the last backup as a checkpoint."""
         assert self._backup is not None
         state, chunk_makers = self._backup
@@ -397,7 +397,7 @@ class Run(AbstractContextManager["Run"]):
             "torch_generator": torch.get_rng_state(),
             "episodes": self.collector.episodes.state_dict(),
             "collector": self.collector.state_dict(),
-            "envs_since": self.envs_since,
+            "envs_since": self.envs_made_at,
             "num_filled": self.buffer.num_filled,
             "auxiliary": auxiliary,
             "best_return": self._best_return,
@@ -443,7 +443,7 @@ class Run(AbstractContextManager["Run"]):
             self._iteration_started = time.perf_counter() - auxiliary["total_seconds"]
             self.record = auxiliary["record"]
         for slot in range(state["num_filled"]):
-            self.buffer.next_rollout().load_tensors(chunks[self._chunk_name(slot)])
+            self.buffer.next_rollout().load_tensors(chunks[self._slot_chunk_name(slot)])
 
     def format_results(self) -> dict[str, str]:
         """Return the results of the run so far, such as steps per second, as text by name."""
@@ -471,7 +471,7 @@ class Run(AbstractContextManager["Run"]):
         The error gets an attribute `run_directory`.
         """
         self._signals.ignore_further()
-        with self.resources:  # among them `SignalHandler`, which raises Preempted
+        with self.resources:  # among them `SignalHandler`, which raises PreemptedExit
             if error is None:
                 return
             self.world.request_end(None)  # the run is ending already
@@ -497,7 +497,7 @@ class Run(AbstractContextManager["Run"]):
         """Save the last backup, and log how to resume the run."""
         try:
             if self.world.size == 1 or self.world.has_shared_error:
-                self._write_checkpoint()
+                self._write_backup_checkpoint()
         except (OSError, ValueError, RankError) as problem:
             self.metrics_log.show_message(f"warning: the last iteration is not saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
@@ -520,7 +520,7 @@ class Run(AbstractContextManager["Run"]):
         Rollouts whose targets were recomputed have other names.
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
-        makers: ChunkMakers = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
+        makers: ChunkMakers = {self._slot_chunk_name(slot): rollout(slot).tensors for slot in slots}
         if (progress := self.buffer.aux_progress) is not None:
             makers[self._old_policy_chunk_name] = lambda: {"dist_params": progress.old_dist_params}
         return makers
@@ -530,7 +530,7 @@ class Run(AbstractContextManager["Run"]):
         """Name of the chunk with the distribution parameters before the auxiliary phase."""
         return f"{OLD_POLICY_PREFIX}-{self.learner.phase_number:06d}"
 
-    def _chunk_name(self, slot: int) -> str:
+    def _slot_chunk_name(self, slot: int) -> str:
         """Return the name of a rollout's chunk, unique in the run."""
         aux, in_auxiliary_phase = self.config.aux, self.buffer.aux_progress is not None
         is_recomputed = in_auxiliary_phase and aux.recompute_targets

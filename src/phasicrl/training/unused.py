@@ -16,7 +16,7 @@ Requirement = tuple[object, str, str]
 def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[str, str]:
     """Return the changed options without effect, each with the condition that it requires."""
     unused, values, defaults = dict[str, str](), config.values(), get_defaults()
-    of_envs = _list_env_requirements(config, envs, backend)
+    of_envs = _list_requirements_on_envs(config, envs, backend)
     for condition, description, paths in [*of_envs, *_list_option_requirements(config)]:
         if not condition:
             unused.update({x: description for x in values if x.startswith(tuple(paths.split()))})
@@ -24,7 +24,7 @@ def find_unused_options(config: Config, envs: VectorEnv, backend: str) -> dict[s
 
 
 # fmt: off
-def _list_env_requirements(config: Config, envs: VectorEnv, backend: str) -> list[Requirement]:
+def _list_requirements_on_envs(config: Config, envs: VectorEnv, backend: str) -> list[Requirement]:
     """List the requirements of options on the environments."""
     parts, model = [part for _, part in leaves(envs.observation_space)], config.model
     # A CNN reads floats, too, if they are the only part and have three axes.

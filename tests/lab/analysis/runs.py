@@ -13,7 +13,7 @@ import pytest
 
 from phasicrl.config import Config, EnvConfig
 from phasicrl.lab.analysis import references
-from phasicrl.lab.experiments.trials import make_trial_config
+from phasicrl.lab.experiments.trials import prepare_trial_config
 
 RETURN = "charts/episodic_return_100"
 HARD = EnvConfig(id="procgen:starpilot", distribution="hard")
@@ -28,7 +28,7 @@ def make_run(
     env = EnvConfig(id=env) if isinstance(env, str) else env
     config = Config(**{"name": "demo", **settings}, env=env)
     if folder.parent.name == "runs":
-        config = make_trial_config(config, config.name, folder.parents[1])
+        config = prepare_trial_config(config, config.name, folder.parents[1])
     (folder / "config.json").write_text(config.to_json())
     rows = [
         {"env_steps": steps, "iteration": i, "phase": 0, "wall_time": float(i), metric: value}

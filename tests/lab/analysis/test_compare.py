@@ -191,7 +191,7 @@ def test_published_runs_may_have_our_names(tmp_path: Path, monkeypatch: pytest.M
     path = publish(monkeypatch, *PUBLISHED)
     runs = make_runs(tmp_path, line([2.0] * 3), line([3.0] * 3), name="theirs")
     found = compare_runs(runs, reference=path)
-    assert [(each.name, each.steps, each.scores) for each in found.results] == [
+    assert [(each.full_name, each.steps, each.scores) for each in found.results] == [
         ("theirs", 2000, (2.0, 3.0)), ("theirs (published)", 2000, (8.0, 12.0))
     ]  # fmt: skip
     ours, theirs = found.overall

@@ -43,8 +43,8 @@ def test_runs_are_interpolated_on_one_grid_where_all_have_data(tmp_path: Path) -
     with pytest.warns(UserWarning, match="demo on procgen:starpilot .* cut at 400 steps"):
         (curve,) = read_curves([first, second], RETURN)
     assert curve.steps.tolist() == [150, 200, 300, 400]
-    assert curve.runs[0].tolist() == [5, 10, 20, 30]
-    assert curve.runs[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
+    assert curve.values[0].tolist() == [5, 10, 20, 30]
+    assert curve.values[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
     third = make_run(tmp_path / "c", [(1000, 1.0)], seed=3)
     with pytest.raises(ValueError, match=r"ends at 400 and one .* at 1,000; expected common steps"):
         read_curves([first, third], RETURN)
@@ -105,7 +105,7 @@ def test_experiments_are_named_by_what_differs_and_are_not_averaged(
     ]
     curves = read_curves(runs, RETURN)
     assert [curve.label for curve in curves] == labels
-    assert {len(curve.runs) for curve in curves} == {2 * len(settings) // len(labels)}
+    assert {len(curve.values) for curve in curves} == {2 * len(settings) // len(labels)}
 
 
 def test_experiments_are_sorted_by_value(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     metrics = sweep / "s2-0" / "runs" / "run" / "metrics.jsonl"
     metrics.write_text('{"env_steps": 9, "iteration": 1, "a/b": 1.0}\n')
     with pytest.warns(UserWarning) as warned:
-        assert [len(curve.runs) for curve in read_curves([sweep], RETURN)] == [2, 1]
+        assert [len(curve.values) for curve in read_curves([sweep], RETURN)] == [2, 1]
     texts = [str(each.message) for each in warned]
     assert any(text.endswith(f"{sweep}/s3-0: left out") for text in texts)
     assert any("s2-0/runs/run: no episode has ended" in text for text in texts)
@@ -244,9 +244,9 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as warned:
         (curve,) = read_curves([empty, run, other], "losses/aux/kl_loss")
         assert write_report([empty, run], output=tmp_path / "page.html").is_file()
-    assert curve.runs.tolist() == [[3.0]]
+    assert curve.values.tolist() == [[3.0]]
     with pytest.warns(UserWarning, match="forked/config.json: unknown field ppo.mirror.*: left"):
         (curve,) = read_curves([forked, run], RETURN)
-    assert curve.runs.tolist() == [[2.0]]
+    assert curve.values.tolist() == [[2.0]]
     names = [str(each.message).removesuffix(": left out").split()[-1] for each in warned]
     assert names == [str(empty), str(run), str(empty)]

@@ -44,9 +44,9 @@ def test_the_paper_s_reference_is_its_two_algorithms_unless_others_are_named() -
     def drawn(*wanted: str) -> set[str]:
         ends = {Task("procgen:starpilot", "hard"): 1e8}
         curves = read_reference_curves(
-            Path("ppg-paper"), RETURN, last_steps=ends, experiments=wanted
+            Path("ppg-paper"), RETURN, end_by_task=ends, experiments=wanted
         )
-        assert all(curve.runs.shape[0] == (1 if "pi" in curve.label else 3) for curve in curves)
+        assert all(curve.values.shape[0] == (1 if "pi" in curve.label else 3) for curve in curves)
         return {curve.label for curve in curves}
 
     assert drawn() == {"ppg", "ppo"} and drawn("e-pi-1", "e-pi-6") == {"e-pi-1", "e-pi-6"}
@@ -92,7 +92,7 @@ def test_cleanrl_s_curves_of_ppg_have_the_means_of_their_windows() -> None:
     """Mean returns over the second and third million steps, read off its episodes."""
     ends = {Task("procgen:starpilot", "easy"): 25e6}
     curves = {curve.label: curve for curve in
-              read_reference_curves(Path("cleanrl-ppg"), RETURN, last_steps=ends)}  # fmt: skip
+              read_reference_curves(Path("cleanrl-ppg"), RETURN, end_by_task=ends)}  # fmt: skip
     for label, low, means in (
         ("cleanrl-ppg", 1e6, (13.4, 9.6, 6.9)),
         ("cleanrl-ppg-full-value-gradient-in-aux", 2e6, (22.7, 24.6, 20.0)),
@@ -100,7 +100,7 @@ def test_cleanrl_s_curves_of_ppg_have_the_means_of_their_windows() -> None:
     ):
         curve = curves.pop(label)
         window = (curve.steps > low) & (curve.steps <= low + 1e6)
-        assert curve.runs[:, window].mean(axis=1) == pytest.approx(means, abs=0.05)
+        assert curve.values[:, window].mean(axis=1) == pytest.approx(means, abs=0.05)
     assert not curves
 
 
@@ -114,7 +114,7 @@ def test_references_that_are_not_curves_have_descriptions() -> None:
 )
 def test_curves_of_the_same_difficulty_are_taken(distribution: str, expected: set[str]) -> None:
     ends = {Task("procgen:starpilot", distribution): 2e8}
-    curves = read_reference_curves(Path("baselines-final"), RETURN, last_steps=ends)
+    curves = read_reference_curves(Path("baselines-final"), RETURN, end_by_task=ends)
     assert {curve.label for curve in curves} == expected
 
 
@@ -126,8 +126,8 @@ POINTS = [
 
 
 def test_published_runs_are_read_up_to_our_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    curves = read_reference_curves(publish(monkeypatch, *POINTS), RETURN, last_steps={EASY: 200.0})
-    assert [(curve.label, len(curve.runs)) for curve in curves] == [("ppg", 3), ("ppo", 3)]
+    curves = read_reference_curves(publish(monkeypatch, *POINTS), RETURN, end_by_task={EASY: 200.0})
+    assert [(curve.label, len(curve.values)) for curve in curves] == [("ppg", 3), ("ppo", 3)]
     for curve in curves:
         assert curve.steps.tolist() == [100, 200] and curve.mean.tolist() == [2.0, 3.0]
         np.testing.assert_array_equal(curve.band, ([1.0, 2.0], [3.0, 4.0]))
@@ -139,19 +139,19 @@ def test_each_difficulty_has_its_own_published_curves(monkeypatch: pytest.Monkey
     rows = ("ppo,0,heist,100,5,easy,0", "ppo,0,heist,100,2,hard,500")
     path = publish(monkeypatch, *rows, columns=columns)
     tasks = [Task("procgen:heist", level) for level in ("easy", "hard", "memory")]
-    curves = read_reference_curves(path, RETURN, last_steps=dict.fromkeys(tasks, 100.0))
+    curves = read_reference_curves(path, RETURN, end_by_task=dict.fromkeys(tasks, 100.0))
     assert [(curve.task, curve.mean[0], curve.num_levels) for curve in curves] == [
         (tasks[0], 5, 0), (tasks[1], 2, 500)
     ]  # fmt: skip
     message = r"for procgen:heist \(memory\) nothing else. It has heist"
     with pytest.raises(ValueError, match=message):
-        read_reference_curves(path, RETURN, last_steps={tasks[2]: 100.0})
+        read_reference_curves(path, RETURN, end_by_task={tasks[2]: 100.0})
 
 
 def test_evaluations_on_unseen_levels_have_references(recwarn: pytest.WarningsRecorder) -> None:
     def score(metric: str, game: str = "bigfish", reference: str = "baselines-easy-200") -> float:
         ends = {Task(f"procgen:{game}", "easy"): 5e7}
-        (curve,) = read_reference_curves(Path(reference), metric, last_steps=ends)
+        (curve,) = read_reference_curves(Path(reference), metric, end_by_task=ends)
         return float(curve.mean[-1])
 
     train, unseen = score("evaluation/train_return"), score("evaluation/return")
@@ -165,25 +165,25 @@ def test_evaluations_on_unseen_levels_have_references(recwarn: pytest.WarningsRe
 def test_unsuitable_references_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, file, ends = publish(monkeypatch, *POINTS), tmp_path / "theirs.csv", {EASY: 50.0}
     with pytest.raises(ValueError, match="metric is losses/entropy; expected one of charts/ep"):
-        read_reference_curves(made, "losses/entropy", last_steps=ends)
+        read_reference_curves(made, "losses/entropy", end_by_task=ends)
     with pytest.raises(ValueError, match="begins at 100 steps; expected runs of procgen:starpilot"):
-        read_reference_curves(made, RETURN, last_steps=ends)
+        read_reference_curves(made, RETURN, end_by_task=ends)
     for header in ("low,mean,high", "step,mean,high", "step,low,high", "step,low,mean"):
         (missing,) = {"step", "low", "mean", "high"} - {*header.split(",")}
         with pytest.raises(ValueError, match=rf"theirs.csv has no column {missing}; "):
-            read_reference_curves(own_curve(file, header=header), RETURN, last_steps=ends)
+            read_reference_curves(own_curve(file, header=header), RETURN, end_by_task=ends)
     with pytest.raises(ValueError, match="has no rows"):
-        read_reference_curves(own_curve(file), RETURN, last_steps=ends)
+        read_reference_curves(own_curve(file), RETURN, end_by_task=ends)
     with pytest.raises(ValueError, match=r"theirs.csv: .*'2,000'; expected a number"):
-        read_reference_curves(own_curve(file, '100,1,"2,000",3'), RETURN, last_steps=ends)
+        read_reference_curves(own_curve(file, '100,1,"2,000",3'), RETURN, end_by_task=ends)
     own_curve(file, "10,1,2,3", "20,1,,3", header="\ufeffstep,low,mean,high")
-    assert read_reference_curves(file, RETURN, last_steps=ends)[0].mean.tolist() == [2], (
+    assert read_reference_curves(file, RETURN, end_by_task=ends)[0].mean.tolist() == [2], (
         "no blank one"
     )
     with pytest.raises(ValueError, match="one curve; expected runs of one environment"):
-        read_reference_curves(file, RETURN, last_steps=ends | {Task("procgen:heist", "easy"): 1.0})
+        read_reference_curves(file, RETURN, end_by_task=ends | {Task("procgen:heist", "easy"): 1.0})
     with pytest.raises(FileNotFoundError, match=r"zoos; .* \(easy\) baselines-easy, .*, made$"):
-        read_reference_curves(Path("zoos"), RETURN, last_steps=ends)
+        read_reference_curves(Path("zoos"), RETURN, end_by_task=ends)
 
 
 @pytest.mark.parametrize(

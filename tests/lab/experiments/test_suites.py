@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no auxiliary phase")
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
     """Return the changes of each arm to the paper's PPG, by name."""
     suite = SUITES[name]
-    base = suite.make_base_configs(task, scale)
+    base = suite.make_task_configs(task, scale)
     return {
         arm: {field: new for field, (_, new) in differences(config, base.ppg).items()}
         for arm, config in suite.make_arms(base)
@@ -61,9 +61,9 @@ def test_arms_have_the_sources_values_and_change_nothing_else(suite: str, expect
 
 def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     suite = SUITES["fig2"]
-    assert suite.tasks("paper") == PROCGEN_GAMES and len(PROCGEN_GAMES) == 16
+    assert suite.get_tasks("paper") == PROCGEN_GAMES and len(PROCGEN_GAMES) == 16
     assert suite.num_seeds == 3
-    base = suite.make_base_configs("miner", "paper")
+    base = suite.make_task_configs("miner", "paper")
     paper = {"env.id": "procgen:miner"}
     assert suite.make_arms(base) == [
         ("PPG", get_preset("procgen-ppg-paper").with_updates(paper)),
@@ -73,7 +73,7 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
 
 
 def base(name: str, task: str, scale: Any = "paper") -> Any:
-    return SUITES[name].make_base_configs(task, scale)
+    return SUITES[name].make_task_configs(task, scale)
 
 
 def test_the_table_of_source_000() -> None:
@@ -123,8 +123,8 @@ def test_the_help_names_every_suite() -> None:
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_arms_of_every_task_can_be_made_and_differ(name: str, scale: Any) -> None:
     suite = SUITES[name]
-    for task in suite.tasks(scale):
-        made = suite.make_arms(suite.make_base_configs(task, scale))
+    for task in suite.get_tasks(scale):
+        made = suite.make_arms(suite.make_task_configs(task, scale))
         assert len(made) > 1 and len({arm for arm, _ in made}) == len(made)
         identities = [config.identity() for _, config in made]
         assert all(identities.count(one) == 1 for one in identities), task
@@ -223,7 +223,7 @@ def test_a_curve_begins_where_all_seeds_have_a_return() -> None:
     texts = [" ".join(["nan"] * skip + [f"{x:g}" for x in points[skip:]]) for skip in (2, 5)]
     rows = [{**blank, "seed": str(101 + i), "curve": text} for i, text in enumerate(texts)]
     (curve,) = make_curves(rows)
-    assert curve.steps[0] == 60.0 and curve.runs.shape == (2, 35) and curve.mean[-1] == 39.0
+    assert curve.steps[0] == 60.0 and curve.values.shape == (2, 35) and curve.mean[-1] == 39.0
 
 
 def test_an_arm_without_a_return_of_every_seed_is_left_out_with_a_warning() -> None:
@@ -236,7 +236,7 @@ def test_an_arm_without_a_return_of_every_seed_is_left_out_with_a_warning() -> N
     message = "half on t is left out: no episode had ended by 400 steps with seed 102$"
     with pytest.warns(RuntimeWarning, match=message):
         (curve,) = make_curves(learns + half)
-    assert curve.label == "learns" and curve.runs.shape == (2, 40)
+    assert curve.label == "learns" and curve.values.shape == (2, 40)
     with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="no arm has returns of"):
         make_curves(half)
 

@@ -23,7 +23,7 @@ from phasicrl.lab.experiments.trials import (
     Failure,
     ResultTable,
     Trial,
-    make_trial_config,
+    prepare_trial_config,
     run_in_processes,
     run_missing_trials,
     vary_seed,
@@ -203,8 +203,8 @@ def text(path: Path) -> str | None:
 
 def test_a_version_with_another_option_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = get_preset("cartpole-ppg")
-    names = [make_trial_config(config, "x", Path()).name]
-    names.append(make_trial_config(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
+    names = [prepare_trial_config(config, "x", Path()).name]
+    names.append(prepare_trial_config(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
     plain = Config.identity
     monkeypatch.setattr(Config, "identity", lambda self: {"an.option": None} | plain(self))
-    assert make_trial_config(config, "x", Path()).name == names[0] != names[1]
+    assert prepare_trial_config(config, "x", Path()).name == names[0] != names[1]

@@ -131,7 +131,7 @@ def test_many_options_and_components_share_the_strip(
     options: int, numbers: int, bars: int, ranges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boxes: list[tuple[float, ...]] = []
-    monkeypatch.setattr(overlay, "_draw_gauge", lambda draw, box, *_: boxes.append(box))
+    monkeypatch.setattr(overlay, "_draw_action_gauge", lambda draw, box, *_: boxes.append(box))
     space = gym.spaces.Tuple((Discrete(options), Box(-1, 1, (numbers,), np.float32)))
     logits = torch.full((options,), 1 / options).log()
     dist_params = torch.cat([logits, torch.zeros(numbers), torch.ones(numbers)])

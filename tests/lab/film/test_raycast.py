@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasicrl.lab.film.raycast import AMBIENT, RayCamera
+from phasicrl.lab.film.raycast import AMBIENT, RaycastCamera
 
 mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
 
@@ -33,7 +33,7 @@ def drawn(
     renderer = SimpleNamespace(camera_id=0, default_cam_config=None)
     env: Any = SimpleNamespace(model=model, data=data, mujoco_renderer=renderer)
     env.unwrapped = env
-    return RayCamera(env, size=101).draw().astype(int)
+    return RaycastCamera(env, size=101).draw().astype(int)
 
 
 def red(image: np.ndarray) -> np.ndarray:

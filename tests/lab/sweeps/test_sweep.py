@@ -63,13 +63,13 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     envs = ["gymnasium:CartPole-v1", "gymnasium:Acrobot-v1"]
     base = small(tmp_path, "ppo")
     lists = {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs}
-    arms = grid.make_grid(base, lists)
+    arms = grid.make_grid_arms(base, lists)
     clips = [(config.ppo.clip, config.model.hidden_sizes, config.env.id) for _, config in arms]
     assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
     assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
-    assert grid.make_grid(base, {}) == [(base.name, base)]
+    assert grid.make_grid_arms(base, {}) == [(base.name, base)]
     with pytest.raises(ValueError, match="policy_precision has 2 values; expected one"):
-        grid.make_grid(base, {"compute.policy_precision": ["fp32", "bf16"]})
+        grid.make_grid_arms(base, {"compute.policy_precision": ["fp32", "bf16"]})
 
 
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_trials_at_several_difficulties_of_a_game_are_distinguished(tmp_path: Pa
     for level in ("easy", "hard"):
         config = get_preset("procgen-ppo").with_updates({"env.distribution": level})
         grid.write_dataclass(tmp_path / level / grid.TRIAL_FILE, config)
-    envs = [status.env for status in sweep.get_trial_statuses(tmp_path)]
+    envs = [status.task for status in sweep.get_trial_statuses(tmp_path)]
     assert envs == ["procgen:starpilot (easy)", "procgen:starpilot (hard)"]
 
 
@@ -147,7 +147,7 @@ def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     given = ["cartpole-ppg", f"runs/{run.name}", f"~/runs/{run.name}"]  # one comes with phasicrl
-    arms = grid.make_grid(small(tmp_path, "ppg", total_env_steps=32), {"init_from": given})
+    arms = grid.make_grid_arms(small(tmp_path, "ppg", total_env_steps=32), {"init_from": given})
     assert [x.init_from for _, x in arms] == ["cartpole-ppg", *[str(run.resolve())] * 2]
     with pytest.warns(UserWarning, match="no auxiliary phase in 1 iterations"):
         trials.check_trainable(arms)
@@ -181,7 +181,7 @@ def test_trials_train_and_resume_in_an_environment_of_ones_own(
     (trial,) = sweep.list_trial_folders(folder)
     config = read_options(Config, trial / grid.TRIAL_FILE)
     assert (config.env.id, config.total_env_steps) == ("gymnasium:rooms:make", 2048)
-    train(trials.make_trial_config(config, config.name, trial), callbacks=stop_at(1))
+    train(trials.prepare_trial_config(config, config.name, trial), callbacks=stop_at(1))
     sys.modules.pop("rooms")
     assert main(["sweep", "run", str(folder)]) == 2
     assert "--import rooms" in capsys.readouterr().err

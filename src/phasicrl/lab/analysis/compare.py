@@ -24,7 +24,7 @@ from phasicrl.envs.protocol import LIMIT_HINT
 from phasicrl.lab.analysis import plot
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, get_shared_experiment, read_curves
-from phasicrl.lab.analysis.references import FINAL_SHARE, find_score_end, read_reference_curves
+from phasicrl.lab.analysis.references import FINAL_SHARE, find_scoring_end, read_reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, format_number
 
 ScoreUnits = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
@@ -36,8 +36,8 @@ _CSV_COLUMNS = (
 )  # fmt: skip
 
 
-class MissedBoundError(RuntimeError):
-    """Mean score below a bound, raised by `Comparison.raise_missed_bounds` only."""
+class MissedMinimumError(RuntimeError):
+    """Mean score below a minimum, raised by `Comparison.raise_missed_minimums` only."""
 
     exit_code = 1
 
@@ -75,7 +75,7 @@ class ExperimentScores:
         return Task(self.env_id, self.distribution)
 
     @property
-    def name(self) -> str:
+    def full_name(self) -> str:
         """Label, followed by `(published)` for published results."""
         return f"{self.label} (published)" if self.published else self.label
 
@@ -107,7 +107,7 @@ class Comparison:
         units: units of the scores and of the target.
         results: results by task, ours first.
         overall: measures of the experiments on all tasks.
-        missed: a sentence for each bound that does not hold.
+        missed: a sentence for each minimum that is missed.
         files: written files.
         target: value that runs should reach.
         notes: what all runs share, and each difference between published results and ours.
@@ -122,10 +122,10 @@ class Comparison:
     target: float | None = None
     notes: tuple[str, ...] = ()
 
-    def raise_missed_bounds(self) -> None:
-        """Raise `MissedBoundError` if a bound does not hold."""
+    def raise_missed_minimums(self) -> None:
+        """Raise `MissedMinimumError` if a minimum is missed."""
         if self.missed:
-            raise MissedBoundError("\n".join(self.missed))
+            raise MissedMinimumError("\n".join(self.missed))
 
 
 def compare_runs(
@@ -152,7 +152,7 @@ def compare_runs(
         json: JSON file for the comparison.
 
     Returns:
-        Scores, their means and intervals, measures over all environments, and missed bounds.
+        Scores, their means and intervals, measures over all environments, and missed minimums.
 
     Raises:
         ValueError: runs are too short, units are of another task, or what `plot_runs` raises.
@@ -164,16 +164,16 @@ def compare_runs(
     if reference is None and share_of_reference is not None:
         raise ValueError(f"share_of_reference is {share_of_reference:g}; expected a reference too")
     curves = read_curves(runs, metric)
-    unscored = [curve.label for curve in curves if np.isnan(curve.runs).any()]
+    unscored = [curve.label for curve in curves if np.isnan(curve.values).any()]
     if not (curves := [curve for curve in curves if curve.label not in unscored]):
         raise ValueError(f"no run has a finished episode; expected one. Set a limit ({LIMIT_HINT})")
     if reference is not None:
-        last_steps = {curve.task: math.inf for curve in curves}
-        curves += read_reference_curves(reference, metric, last_steps=last_steps)
+        end_by_task = {curve.task: math.inf for curve in curves}
+        curves += read_reference_curves(reference, metric, end_by_task=end_by_task)
     comparison = compare_curves(
         curves, metric=metric, at_steps=at_steps, units=units, target=target
     )
-    missed = _list_missed_bounds(comparison.results, unscored, at_least, share_of_reference)
+    missed = _list_missed_minimums(comparison.results, unscored, at_least, share_of_reference)
     written_files: list[Path] = []
     if output is not None:
         stem = plot.prepare_stem(output)
@@ -204,7 +204,7 @@ def compare_curves(
         ValueError: curves begin after `at_steps` or end before, or units are of another task.
     """
     results, notes = list[ExperimentScores](), [*_make_notes(curves, metric, target)]
-    scaled = [_normalize_returns(curve, units) for curve in curves]
+    scaled = [_normalize_curve(curve, units) for curve in curves]
     for task in dict.fromkeys(curve.task for curve in curves):
         task_curves = [curve for curve in scaled if curve.task == task]
         end = min(task_curves, key=lambda curve: curve.steps[-1])
@@ -218,9 +218,9 @@ def compare_curves(
         if at_steps is None and at < (1 - FINAL_SHARE) * longest:
             where = f"at {at:,.0f} steps, where {end.label} ends"
             notes.append(f"{task} is compared {where}; its longest run has {longest:,.0f}")
-        results += [_score_curve(curve, at, target) for curve in task_curves]
+        results += [_score_experiment(curve, at, target) for curve in task_curves]
     overall = tuple(_measure_overall(_collect_scores(results), units))
-    lacking = {result.name for result in results} - {each.label for each in overall}
+    lacking = {result.full_name for result in results} - {each.label for each in overall}
     notes += [f"{name} lacks an environment: not in the measures" for name in sorted(lacking)]
     return Comparison(metric, units, tuple(results), overall, (), (), target, tuple(notes))
 
@@ -244,11 +244,11 @@ def _make_notes(curves: Sequence[Curve], metric: str, target: float | None) -> l
     return [*dict.fromkeys(notes)]
 
 
-def _score_curve(curve: Curve, at: float, target: float | None) -> ExperimentScores:
+def _score_experiment(curve: Curve, at: float, target: float | None) -> ExperimentScores:
     """Score the runs of a curve up to `at` steps, and the steps at which they reach a target."""
     # Recorded rows: thinned or interpolated ones have other means, and reach a target elsewhere.
-    points = curve.points or [(curve.steps, run) for run in curve.runs]
-    end = find_score_end(curve.steps, at)
+    points = curve.run_points or [(curve.steps, run) for run in curve.values]
+    end = find_scoring_end(curve.steps, at)
     if curve.steps[0] > end:
         given = f"at_steps is {at:,.0f} (by default where the shortest run ends)"
         start = f"{curve.steps[0]:,.0f}, where {curve.label} on {curve.task} begins"
@@ -268,7 +268,7 @@ def _score_run(steps: Array, values: Array, at: float, end: float) -> float:
     return float(late.mean() if len(late) else np.interp(at, steps, values))
 
 
-def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
+def _normalize_curve(curve: Curve, units: ScoreUnits) -> Curve:
     """Convert a curve to units of its task.
 
     Raises:
@@ -278,45 +278,45 @@ def _normalize_returns(curve: Curve, units: ScoreUnits) -> Curve:
         return curve
     name, game = units.removeprefix("procgen-"), curve.task.env_id.rpartition(":")[2].lower()
     bounds = measures.PROCGEN_BOUNDS.get(name, {})
-    if game not in bounds or curve.task.distribution not in ("", name.removesuffix("-paper")):
+    if game not in bounds or curve.task.difficulty not in ("", name.removesuffix("-paper")):
         raise ValueError(
             f"units is {units}; expected raw, or units with bounds of {curve.task}. "
             f"Games with bounds: {', '.join(sorted(bounds))}"
         )
-    points = [(steps, measures.scale_score(values, bounds[game])) for steps, values in curve.points]
-    return replace(curve, runs=measures.scale_score(curve.runs, bounds[game]), points=points)
+    pairs = [(x, measures.scale_score(y, bounds[game])) for x, y in curve.run_points]
+    return replace(curve, values=measures.scale_score(curve.values, bounds[game]), run_points=pairs)
 
 
-def _list_missed_bounds(
+def _list_missed_minimums(
     results: Sequence[ExperimentScores], unscored: Sequence[str], at_least: float | None,
     share_of_reference: float | None,
 ) -> list[str]:  # fmt: skip
-    """List means of ours below a bound or below a fraction of a published mean, or without one."""
+    """List means of ours below a minimum or a fraction of a published mean, or without one."""
     lacking = [] if at_least is None and share_of_reference is None else unscored
     missed = [f"{label} has no score; expected finished episodes" for label in lacking]
     for ours in (result for result in results if not result.published):
-        bounds = [] if at_least is None else [(at_least, "")]
+        minimums = [] if at_least is None else [(at_least, "")]
         name = f"{ours.label} on {ours.task}"
         if share_of_reference is not None:
             published = [each for each in results if each.published and each.task == ours.task]
             missed += [] if published else [f"{name} has no published result; expected one"]
             for theirs in published:  # below zero, a share of 0.95 is 5 % lower, not higher
                 mean = theirs.mean.value
-                source = f" ({share_of_reference:g} of {theirs.name} {mean:.4g})"
-                bounds.append((mean - (1 - share_of_reference) * abs(mean), source))
-        missed += [f"{name} is {ours.mean.value:.4g}; expected at least {bound:.4g}{source}"
-                   for bound, source in bounds if not ours.mean.value >= bound]  # fmt: skip
+                source = f" ({share_of_reference:g} of {theirs.full_name} {mean:.4g})"
+                minimums.append((mean - (1 - share_of_reference) * abs(mean), source))
+        missed += [f"{name} is {ours.mean.value:.4g}; expected at least {least:.4g}{source}"
+                   for least, source in minimums if not ours.mean.value >= least]  # fmt: skip
     return missed
 
 
 def _collect_scores(results: Sequence[ExperimentScores]) -> dict[str, Array]:
     """Return scores `[R, T]` of each experiment on all tasks, with as many runs on each."""
     tasks = list(dict.fromkeys(str(result.task) for result in results))
-    scores_by_name: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
+    scores_by_name_and_task: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
     for result in results:
-        scores_by_name[result.name][str(result.task)] = result.scores
+        scores_by_name_and_task[result.full_name][str(result.task)] = result.scores
     matrices: dict[str, Array] = {}
-    for name, scores in scores_by_name.items():
+    for name, scores in scores_by_name_and_task.items():
         if scores.keys() == set(tasks):
             fewest = min(map(len, scores.values()))
             matrices[name] = np.array([scores[task][:fewest] for task in tasks]).T
@@ -360,7 +360,7 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
     margin = 0.05 * np.ptp(every) or 1.0
     levels = np.linspace(every.min() - margin, every.max() + margin, 201)
     num_panels = len(matrices) if len(matrices) > plot.MAX_CURVES else 1
-    rows, columns, width, height = plot.choose_grid(num_panels)
+    rows, columns, width, height = plot.choose_figure_layout(num_panels)
     height += 0.2 * len(matrices) * (num_panels == 1)  # the legend
     colors = plot.extend_colors(len(matrices), plot.COLORS, 0.4)
     with rc_context(plot.STYLE):
@@ -395,14 +395,14 @@ def make_tables(comparison: Comparison) -> list[Table]:
         at = f"{comparison.metric} at {plot.format_steps(task_results[0].steps)} steps{units}"
         columns = ("experiment", "runs", "mean (95 %)", "worst", "best")
         tables.append((f"{task}: {at}", columns, [
-            (result.name, str(runs := len(result.scores)), _format_estimate(result.mean, runs),
+            (result.full_name, str(runs := len(result.scores)), _format_estimate(result.mean, runs),
              format_number(min(result.scores), 4), format_number(max(result.scores), 4))
             for result in task_results
         ]))  # fmt: skip
         if comparison.target is not None:
             title = f"{task}: median steps to {comparison.target:g} ({comparison.units})"
             tables.append((title, ("experiment", "median (95 %)", "reached by"), [
-                (result.name, _format_median_steps(result.reaches, len(result.reached)),
+                (result.full_name, _format_median_steps(result.reaches, len(result.reached)),
                  f"{sum(map(math.isfinite, result.reached))} of {len(result.reached)} runs")
                 for result in task_results if result.reaches is not None
             ]))  # fmt: skip

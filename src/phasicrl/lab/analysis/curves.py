@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.envs.protocol import LIMIT_HINT
-from phasicrl.runs.directory import CONFIG_FILE, RunDirectory, find_run_or_agent
+from phasicrl.runs.directory import CONFIG_FILE, RunDirectory, get_run_directory
 from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
@@ -42,11 +42,11 @@ class Task(NamedTuple):
     """Environment of curves; each difficulty of a Procgen game is a task."""
 
     env_id: str
-    distribution: str = ""
+    difficulty: str = ""
     """Difficulty of the levels; empty outside Procgen."""
 
     def __str__(self) -> str:
-        return f"{self.env_id} ({self.distribution})" if self.distribution else self.env_id
+        return f"{self.env_id} ({self.difficulty})" if self.difficulty else self.env_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,24 +57,24 @@ class Curve:
         label: name of the experiment.
         task: environment of the runs.
         steps: environment steps.
-        runs: runs × steps.
+        values: runs × steps.
         is_published: true for results of others.
         num_levels: number of Procgen levels in training; 0 is all, None is unknown.
         value_note: description of published values other than returns in training.
-        points: recorded steps and values of each run; empty if `runs` has all of them.
-        edges: lower and upper edge of a band from a file.
+        run_points: recorded steps and values of each run; empty if `values` has all of them.
+        band_edges: lower and upper edge of a band from a file.
         experiment: name of the experiment that the label may leave out, see `label_configs`.
     """
 
     label: str
     task: Task
     steps: Array
-    runs: Array
+    values: Array
     is_published: bool = False
     num_levels: int | None = None
     value_note: str = ""
-    points: Sequence[Points] = ()
-    edges: tuple[Array, Array] | None = None
+    run_points: Sequence[Points] = ()
+    band_edges: tuple[Array, Array] | None = None
     experiment: str = ""
 
     @property
@@ -86,31 +86,31 @@ class Curve:
     @property
     def mean(self) -> Array:
         """Mean over runs at each step."""
-        return self.runs.mean(axis=0)
+        return self.values.mean(axis=0)
 
     @property
     def band_description(self) -> str:
         """Legend text for the shaded band, its kind of interval; empty without a band."""
-        if self.edges is not None:
+        if self.band_edges is not None:
             return "low to high"
-        if len(self.runs) > 2 and not self.is_published and np.isfinite(self.runs).all():
+        if len(self.values) > 2 and not self.is_published and np.isfinite(self.values).all():
             return INTERVAL_NOTE
-        return "minimum to maximum" if len(self.runs) > 1 else ""
+        return "minimum to maximum" if len(self.values) > 1 else ""
 
     @cached_property
     def band(self) -> tuple[Array, Array]:
         """Lower and upper edge of the shaded band at each step, see `band_description`."""
-        if self.edges is not None:
-            return self.edges
+        if self.band_edges is not None:
+            return self.band_edges
         if self.band_description == INTERVAL_NOTE:
-            return bootstrap_band(self.runs)
-        return self.runs.min(axis=0), self.runs.max(axis=0)
+            return bootstrap_band(self.values)
+        return self.values.min(axis=0), self.values.max(axis=0)
 
     @property
     def runs_description(self) -> str:
         """Text of a legend: number of runs, or what a published number is."""
-        runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
-        if self.edges is not None:
+        runs = "one run" if len(self.values) == 1 else f"{len(self.values)} runs"
+        if self.band_edges is not None:
             return "reference"
         levels = f", {self.num_levels} levels" * bool(self.num_levels)
         return (f"published: {self.value_note or runs}" if self.is_published else runs) + levels
@@ -191,10 +191,10 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     experiment have returns, and there is a warning.
 
     Raises:
-        ValueError: `runs` is empty, a folder is not a run directory, no run has data for `metric`,
+        ValueError: `paths` is empty, a folder is not a run directory, no run has data for `metric`,
             or runs of one experiment share no steps.
     """
-    found = [find_run_or_agent(Path(path).expanduser()) for path in paths]
+    found = [get_run_directory(Path(path).expanduser()) for path in paths]
     runs = expand_sweeps([files.path.resolve() for files in found])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]
@@ -205,7 +205,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     if lacking:
         names = ", ".join(map(str, lacking))
         warnings.warn(f"{metric} is missing in {names}: left out", stacklevel=2)
-    labeled_runs = read_labeled_runs([run for run in points if run not in lacking])
+    labeled_runs = label_runs([run for run in points if run not in lacking])
     groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
     for run, each in labeled_runs.items():
         groups[each.task, each.label].append(run)
@@ -224,8 +224,8 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
             cut = f"{label} on {task} is cut at {steps[-1]:,.0f} steps"
             warnings.warn(f"{cut}; its longest run has {longest:,.0f}", stacklevel=2)
         first = labeled_runs[members[0]]
-        levels = first.config.env.num_levels if task.distribution else None
-        curves.append(Curve(name, task, steps, values, num_levels=levels, points=series,
+        levels = first.config.env.num_levels if task.difficulty else None
+        curves.append(Curve(name, task, steps, values, num_levels=levels, run_points=series,
                             experiment=first.experiment))  # fmt: skip
     return curves
 
@@ -325,28 +325,28 @@ def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) ->
             values_by_option[name, tasks[run], path].add(repr(options[run].get(path)))
     differing = {(name, path) for (name, _, path), x in values_by_option.items() if len(x) > 1}
 
-    def get_order(run: Path) -> Any:
+    def get_run_sort_key(run: Path) -> Any:
         values = (options[run].get(path, ()) for path in every if (names[run], path) in differing)
-        return [*names.values()].index(names[run]), [*map(_get_sort_key, values)]
+        return [*names.values()].index(names[run]), [*map(_get_value_sort_key, values)]
 
-    labels: dict[Path, str] = {}
-    for run in sorted(names, key=get_order):
+    label_by_run: dict[Path, str] = {}
+    for run in sorted(names, key=get_run_sort_key):
         name = names[run]
         parts = [format_setting(path, value) for path, value in options[run].items()
                  if (name, path) in differing]  # fmt: skip
         if len({*names.values()}) > 1 or not parts:
             parts = [name, *parts]
-        labels[run] = ", ".join(parts)
-    return labels
+        label_by_run[run] = ", ".join(parts)
+    return label_by_run
 
 
-def _get_sort_key(value: Any) -> Any:
+def _get_value_sort_key(value: Any) -> Any:
     """Return a key that sorts numbers and lists of numbers by value, then all else by its text."""
     numbers = value if isinstance(value, tuple) else (value,)
     return (0, numbers) if all(isinstance(x, int | float) for x in numbers) else (1, str(value))
 
 
-def read_labeled_runs(runs: Sequence[Path]) -> dict[Path, LabeledRun]:
+def label_runs(runs: Sequence[Path]) -> dict[Path, LabeledRun]:
     """Read the experiments of runs, labeled and sorted as by `label_configs`."""
     configs = {run: RunDirectory(run).config for run in runs}
     tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}

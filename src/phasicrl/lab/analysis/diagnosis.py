@@ -47,7 +47,7 @@ def diagnose(columns: FiniteColumns, config: Config, *, diverged: bool = False) 
         findings.append(Finding("Diverged", "losses or weights were not finite", remedy))
     returns = columns.get("charts/episodic_return_100", np.empty(0))
     improved = len(returns) < MIN_VALUES or _has_improved(returns)  # unknown without returns
-    for metric, check in _RULES:
+    for metric, check in _METRIC_CHECKS:
         values = columns.get(metric, np.empty(0))
         if len(values) >= MIN_VALUES and (finding := check(values, config, improved)):
             findings.append(finding)
@@ -67,12 +67,12 @@ def _get_first_and_last_fifth(values: Array) -> tuple[Array, Array]:
     return values[:part], values[-part:]
 
 
-def _format_learning_rate(config: Config) -> str:
+def _format_rate_option(config: Config) -> str:
     return f"ppo.learning_rate (now {config.ppo.learning_rate:g})"
 
 
 def _suggest_lower_rate(config: Config) -> str:
-    return f"a smaller {_format_learning_rate(config)}"
+    return f"a smaller {_format_rate_option(config)}"
 
 
 def _suggest_fewer_epochs(config: Config) -> str:
@@ -89,7 +89,7 @@ def _check_progress(returns: Array, config: Config, improved: bool) -> Finding |
     first, last = (part.mean() for part in _get_first_and_last_fifth(returns))
     evidence = f"mean return {first:.4g} in the first fifth of the run, {last:.4g} in the last"
     remedy = "the remedies of other findings; without any, a longer run (total_env_steps) or"
-    return Finding("No progress", evidence, f"{remedy} another {_format_learning_rate(config)}")
+    return Finding("No progress", evidence, f"{remedy} another {_format_rate_option(config)}")
 
 
 def _check_constant_return(returns: Array, config: Config, improved: bool) -> Finding | None:
@@ -147,7 +147,7 @@ def _check_kl(kl: Array, config: Config, improved: bool) -> Finding | None:
     worst, median = float(kl.max()), float(np.median(kl))
     # KL is measured before each step: it is always 0 before the only one.
     if worst < 1e-6 and config.ppo.policy_epochs * config.ppo.num_minibatches > 1:
-        remedy = f"a larger {_format_learning_rate(config)}"
+        remedy = f"a larger {_format_rate_option(config)}"
         return Finding("Unchanged policy", f"KL ≤ {worst:.1g} nats", remedy)
     if worst < min(max(0.1, 10 * median), 1.0) and median < 0.1:
         return None
@@ -191,22 +191,22 @@ def _make_fraction_check(
 ) -> Check:
     """Make a rule about the mean of a fraction over the second half of the run."""
 
-    def check_late_fraction(fraction: Array, config: Config, improved: bool) -> Finding | None:
-        mean = float(fraction[len(fraction) // 2 :].mean())
+    def check_second_half_mean(fractions: Array, config: Config, improved: bool) -> Finding | None:
+        mean = float(fractions[len(fractions) // 2 :].mean())
         if mean <= limit:
             return None
         return Finding(title, f"{mean:.0%} of the {samples} in the second half", remedy(config))
 
-    return check_late_fraction
+    return check_second_half_mean
 
 
-def _make_spread_check(fraction: float, title: str, remedy: Callable[[Config], str]) -> Check:
+def _make_collapse_check(fraction: float, title: str, remedy: Callable[[Config], str]) -> Check:
     """Make a rule about a fall to a small fraction of the first value.
 
     It holds in the first quarter of the run, or in all of a run that does not improve.
     """
 
-    def check_policy_spread(spreads: Array, config: Config, improved: bool) -> Finding | None:
+    def check_collapse(spreads: Array, config: Config, improved: bool) -> Finding | None:
         end = max(1, len(spreads) // 4) if improved else len(spreads)
         last = float(spreads[end - 1])
         # Entropies of densities may be negative.
@@ -215,10 +215,10 @@ def _make_spread_check(fraction: float, title: str, remedy: Callable[[Config], s
         evidence = f"from {spreads[0]:.3g} to {last:.3g} within {end} of {len(spreads)} iterations"
         return Finding(title, evidence, f"{_suggest_higher_entropy(config)} or {remedy(config)}")
 
-    return check_policy_spread
+    return check_collapse
 
 
-_RULES: tuple[tuple[str, Check], ...] = (
+_METRIC_CHECKS: tuple[tuple[str, Check], ...] = (
     ("charts/episodic_return_100", _check_progress),
     ("charts/episodic_return_100", _check_constant_return),
     ("charts/episodic_length", _check_constant_length),
@@ -230,8 +230,8 @@ _RULES: tuple[tuple[str, Check], ...] = (
         0.4, "Clip fraction saturated", "samples were outside the clip range",
         lambda c: f"{_suggest_fewer_epochs(c)}, {_suggest_lower_rate(c)}, or a wider ppo.clip "
                   f"(now {c.ppo.clip})")),
-    ("losses/entropy", _make_spread_check(0.05, "Entropy collapsed", _suggest_lower_rate)),
-    ("losses/action_std", _make_spread_check(
+    ("losses/entropy", _make_collapse_check(0.05, "Entropy collapsed", _suggest_lower_rate)),
+    ("losses/action_std", _make_collapse_check(
         0.02, "Standard deviation collapsed", lambda _: "another action.std")),
     ("rewards/clipped_fraction", _make_fraction_check(
         0.05, "Rewards clipped", "normalized rewards were clipped",

@@ -92,11 +92,11 @@ def plot_runs(
         raise ValueError(f"smooth_steps is {smooth_steps}; expected at least 0")
     curves = read_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
-        last_steps: dict[Any, float] = defaultdict(float)
+        end_by_task: dict[Any, float] = defaultdict(float)
         for curve in curves:
-            last_steps[curve.task] = max(last_steps[curve.task], float(curve.steps[-1]))
+            end_by_task[curve.task] = max(end_by_task[curve.task], float(curve.steps[-1]))
         curves += read_reference_curves(
-            reference, metric, last_steps=last_steps, smooth_steps=smooth_steps)  # fmt: skip
+            reference, metric, end_by_task=end_by_task, smooth_steps=smooth_steps)  # fmt: skip
     window = f"\n(mean over {format_steps(smooth_steps)} steps)" if smooth_steps else ""
     figure = draw_curves(curves, metric + window, title, target)
     stem = prepare_stem(output)
@@ -137,7 +137,7 @@ def _iterate_point_rows(curves: Sequence[Curve], metric: str) -> Iterator[Sequen
     """Yield a row of the table for each point of each curve."""
     for curve in curves:
         key = (metric, *curve.task, curve.num_levels, curve.label, int(curve.is_published),
-               len(curve.runs), curve.band_description)  # fmt: skip
+               len(curve.values), curve.band_description)  # fmt: skip
         for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
             yield *key, int(step), mean, *((low, high) if curve.band_description else ("", ""))
 
@@ -156,10 +156,10 @@ def draw_curves(
 
     panels, tasks = _divide_among_panels(curves), {curve.task for curve in curves}
     is_split = len(panels) > len(tasks)
-    rows, columns, width, height = choose_grid(len(panels))
+    rows, columns, width, height = choose_figure_layout(len(panels))
     letters = int(_LETTERS_PER_INCH * width)
-    shows_runs = max(len(panel.curves) for panel in panels) <= MAX_CURVES_WITH_RUNS
-    texts, legend_title = format_legend(curves, shows_runs=shows_runs)
+    draws_runs = max(len(panel.curves) for panel in panels) <= MAX_CURVES_WITH_RUNS
+    texts, legend_title = format_legend(curves, draws_runs=draws_runs)
     texts = {key: textwrap.fill(text, letters) for key, text in texts.items()
              if key[1] or not is_split}  # fmt: skip
     longest = max(map(len, texts.values()), default=0)
@@ -178,7 +178,7 @@ def draw_curves(
         for index, (panel, axes) in enumerate(zip(panels, grid, strict=False)):
             if index and panels[index - 1].task == panel.task:
                 axes.sharey(grid[index - 1])
-            _draw_panel(axes, panel.curves, styles, shows_runs=shows_runs)
+            _draw_panel(axes, panel.curves, styles, draws_runs=draws_runs)
             axes.set_title(textwrap.fill(panel.title, letters // columns))
             if target is not None:
                 axes.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
@@ -207,7 +207,7 @@ def _divide_among_panels(curves: Sequence[Curve]) -> list[Panel]:
     ]  # fmt: skip
 
 
-def choose_grid(count: int) -> tuple[int, int, float, float]:
+def choose_figure_layout(count: int) -> tuple[int, int, float, float]:
     """Return rows, columns, width and height in inches of a figure with `count` panels."""
     columns = count if count <= 3 else min(4, math.ceil(math.sqrt(count)))
     rows = math.ceil(count / columns)
@@ -215,14 +215,14 @@ def choose_grid(count: int) -> tuple[int, int, float, float]:
     return rows, columns, *size
 
 
-def format_legend(curves: Sequence[Curve], *, shows_runs: bool) -> tuple[dict[CurveKey, str], str]:
+def format_legend(curves: Sequence[Curve], *, draws_runs: bool) -> tuple[dict[CurveKey, str], str]:
     """Return the texts of a figure's legend by curve, and its title: what lines and bands are."""
     descriptions_by_key: dict[CurveKey, list[str]] = defaultdict(list)
     for curve in curves:
         descriptions_by_key[curve.label, curve.is_published].append(curve.runs_description)
     texts = {key: " or ".join(dict.fromkeys(each)) for key, each in descriptions_by_key.items()}
     bands = dict.fromkeys(curve.band_description for curve in curves if curve.band_description)
-    title = f"{'thin: single runs; ' * shows_runs}band: {' or '.join(bands)}" if bands else ""
+    title = f"{'thin: single runs; ' * draws_runs}band: {' or '.join(bands)}" if bands else ""
     return {key: f"{key[0]} ({text})" for key, text in texts.items()}, title
 
 
@@ -243,7 +243,7 @@ def assign_styles(keys: Sequence[CurveKey]) -> Styles:
     }
 
 
-def _draw_panel(axes: Axes, curves: Sequence[Curve], styles: Styles, *, shows_runs: bool) -> None:
+def _draw_panel(axes: Axes, curves: Sequence[Curve], styles: Styles, *, draws_runs: bool) -> None:
     for curve in curves:
         style = styles.get((curve.label, curve.is_published)) or styles["", False]
         color = style["color"]
@@ -252,8 +252,8 @@ def _draw_panel(axes: Axes, curves: Sequence[Curve], styles: Styles, *, shows_ru
         if curve.band_description:
             # The band of a single step is a bar.
             axes.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, lw=2 * len(marker))
-            if shows_runs:
-                axes.plot(curve.steps, curve.runs.T, lw=0.6, alpha=0.4, color=color, **marker)
+            if draws_runs:
+                axes.plot(curve.steps, curve.values.T, lw=0.6, alpha=0.4, color=color, **marker)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda step, _: format_steps(step))
     axes.set_xlim(0, 1.01 * max(curve.steps[-1] for curve in curves))

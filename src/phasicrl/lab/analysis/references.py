@@ -73,7 +73,7 @@ _BUDGET_TOLERANCE = 0.02
 
 
 def read_reference_curves(
-    reference: Path, metric: str, *, last_steps: Mapping[Task, float],
+    reference: Path, metric: str, *, end_by_task: Mapping[Task, float],
     experiments: Sequence[str] = (), smooth_steps: int = 0,
 ) -> list[Curve]:  # fmt: skip
     """Read a published curve for each task and experiment.
@@ -81,7 +81,7 @@ def read_reference_curves(
     Args:
         reference: a name in `REFERENCE_NAMES`, or a CSV file (step, low, mean, high) of one task.
         metric: metric of the runs, not checked for a file; for a name, it must be a return.
-        last_steps: last step to read for each task.
+        end_by_task: last step to read for each task.
         experiments: experiments to read; none: `DEFAULT_EXPERIMENTS[name]`, or else all.
         smooth_steps: window of a moving average in environment steps, 0 for none; not for files.
 
@@ -91,39 +91,39 @@ def read_reference_curves(
         FileNotFoundError: the reference file does not exist.
     """
     if (name := str(reference)) not in REFERENCE_NAMES:
-        return [_read_curve(reference, last_steps)]
+        return [_read_curve(reference, end_by_task)]
     if metric not in _RETURNS:
         raise ValueError(f"metric is {metric}; expected one of {', '.join(_RETURNS)}")
     rows, wanted = _read_table(name), experiments or DEFAULT_EXPERIMENTS.get(name)
     curves = []
-    for task, end in last_steps.items():
-        key = (_get_game_name(task.env_id), task.distribution)
+    for task, end in end_by_task.items():
+        key = (_get_game_name(task.env_id), task.difficulty)
         task_rows = [row for row in rows if (row["game"], row["distribution"]) == key
                    and (not wanted or row["experiment"] in wanted)]  # fmt: skip
         for experiment in dict.fromkeys(row["experiment"] for row in task_rows):
             selected = [row for row in task_rows if row["experiment"] == experiment]
-            points = [smooth(run, smooth_steps) for run in _collect_runs(name, selected, metric)]
+            points = [smooth(run, smooth_steps) for run in _collect_points(name, selected, metric)]
             steps, values = align(points, f"experiment {experiment} of {name}")
             mask, levels = _get_step_mask(name, task, steps, end), selected[0]["num_levels"]
             curves.append(Curve(experiment, task, steps[mask], values[:, mask], True,
                 int(levels) if levels else None, VALUE_NOTES.get(name, ""), points))  # fmt: skip
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
-        text = f"{_describe_references(last_steps)}. It has {', '.join(games)}"
+        text = f"{_format_references(end_by_task)}. It has {', '.join(games)}"
         raise ValueError(f"reference is {name}; expected {text}")
     return curves
 
 
-def _describe_references(tasks: Iterable[Task]) -> str:
+def _format_references(tasks: Iterable[Task]) -> str:
     """List the references with curves of the tasks, as text."""
-    keys = {(_get_game_name(task.env_id), task.distribution): task for task in tasks}
+    keys = {(_get_game_name(task.env_id), task.difficulty): task for task in tasks}
     names = [name for name in REFERENCE_NAMES
              if any((x["game"], x["distribution"]) in keys for x in _read_table(name))]  # fmt: skip
     among = ", ".join(names) or "nothing else"
     return f"a CSV file, or for {', '.join(map(str, keys.values()))} {among}"
 
 
-def find_score_end(steps: Array, end: float) -> float:
+def find_scoring_end(steps: Array, end: float) -> float:
     """Return `end`, or a curve's next step up to 2 % later if the tenth before has none.
 
     Published numbers at single steps are for a budget, which whole rollouts may miss by a little:
@@ -136,15 +136,15 @@ def find_score_end(steps: Array, end: float) -> float:
     return float(following[0])
 
 
-def _read_curve(path: Path, last_steps: Mapping[Task, float]) -> Curve:
+def _read_curve(path: Path, end_by_task: Mapping[Task, float]) -> Curve:
     """Read a reference from the user's file."""
     if not path.is_file():
-        raise FileNotFoundError(f"reference is {path}; expected {_describe_references(last_steps)}")
-    if (count := len(last_steps)) > 1:
+        raise FileNotFoundError(f"reference is {path}; expected {_format_references(end_by_task)}")
+    if (count := len(end_by_task)) > 1:
         raise ValueError(
             f"reference is {path}, one curve; expected runs of one environment, not of {count}"
         )
-    ((task, end),) = last_steps.items()
+    ((task, end),) = end_by_task.items()
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if absent := sorted({*_CSV_COLUMNS} - {*(reader.fieldnames or ())}):
@@ -158,12 +158,12 @@ def _read_curve(path: Path, last_steps: Mapping[Task, float]) -> Curve:
     rows = sorted(row for row in rows if np.isfinite(row[::2]).all())  # with a step and a mean
     columns = np.array(rows).reshape(-1, len(_CSV_COLUMNS)).T
     steps, low, mean, high = columns[:, _get_step_mask(str(path), task, columns[0], end)]
-    return Curve(path.stem, task, steps, mean[None], True, edges=(low, high))
+    return Curve(path.stem, task, steps, mean[None], True, band_edges=(low, high))
 
 
 def _get_step_mask(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
     """Return a mask of the steps of a reference to compare with runs of a task."""
-    mask = steps <= find_score_end(steps, end)
+    mask = steps <= find_scoring_end(steps, end)
     if not mask.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
         raise ValueError(
@@ -178,7 +178,7 @@ def _read_table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _collect_runs(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> list[Points]:
+def _collect_points(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> list[Points]:
     """Collect the runs of an experiment on a task, on the levels of the metric."""
     unseen = metric == "evaluation/return"
     split = "test" if unseen and any(row["split"] == "test" for row in rows) else "train"

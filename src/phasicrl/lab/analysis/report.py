@@ -81,42 +81,42 @@ class _ReportedRun:
         found = {name for row in self.files.metrics() for name in row if "/" in name}
         return sorted(found - {*METRICS})
 
-    def points(self, metric: str) -> Points:
+    def get_points(self, metric: str) -> Points:
         """Return the steps and values of a metric in the rows where the metric is finite."""
         return curves.extract_points(self.rows, metric)
 
-    def _get_total_time(self, *times: str) -> float:
-        return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
+    def _sum_times(self, *times: str) -> float:
+        return float(sum(self.get_points(f"time/{part}")[1].sum() for part in times))
 
     @cached_property
     def findings(self) -> list[Finding]:
         names = {name for row in self.rows for name in row if "/" in name}
-        columns = {name: self.points(name)[1] for name in names}
+        columns = {name: self.get_points(name)[1] for name in names}
         return diagnose(columns, self.config, diverged="diverged" in self.files.card)
 
     @property
     def key_figures(self) -> dict[str, str]:
         """Formatted numbers at the top of the page, by caption."""
-        steps, training = self.rows[-1]["env_steps"], self._get_total_time("total")
+        steps, training = self.rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
             ("return, last 100 episodes", "charts/episodic_return_100"),
             ("evaluated", "evaluation/return"), ("best evaluated", "evaluation/best_return"),
         ):  # fmt: skip
-            if len(values := self.points(metric)[1]):
+            if len(values := self.get_points(metric)[1]):
                 facts[text] = f"{values[-1]:.4g}"
             elif metric.startswith("charts/"):
                 facts[text] = "no episode has ended"
         return facts | {
-            "time": str(timedelta(seconds=round(training + self._get_total_time("evaluation")))),
+            "time": str(timedelta(seconds=round(training + self._sum_times("evaluation")))),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
 
     @property
     def time_shares(self) -> list[tuple[str, float]]:
         """Parts of the run's wall time, such as `rollout`, with their fractions; `else` is last."""
-        total = self._get_total_time("total", "evaluation") or 1.0
-        shares = [(part, self._get_total_time(part) / total) for part in TIMES]
+        total = self._sum_times("total", "evaluation") or 1.0
+        shares = [(part, self._sum_times(part) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
         return [(part, share) for part, share in shares if share > 0.001]
 
@@ -141,7 +141,7 @@ class _ReportedRun:
         return {name: str(value) for name, value in known.items() if value}
 
     @property
-    def video_urls(self) -> list[tuple[str, str]]:
+    def videos(self) -> list[tuple[str, str]]:
         """Names of the run's last videos, each with its content as a data URL."""
         films = sorted(self.files.path.glob("videos/*.mp4"))
         small = [path for path in films if path.stat().st_size <= _MAX_VIDEO_BYTES]
@@ -175,7 +175,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         RunDirectory(run).reject_special_files()
     for run in (found := curves.expand_sweeps(runs)):
         RunDirectory(run).reject_special_files()
-    labeled_runs = curves.read_labeled_runs(found)
+    labeled_runs = curves.label_runs(found)
     has_tasks = len({each.task for each in labeled_runs.values()}) > 1
     reported_runs: list[_ReportedRun] = []
     for run, each in labeled_runs.items():
@@ -214,12 +214,12 @@ def _draw_figures(reported_runs: Sequence[_ReportedRun]) -> dict[str, list[tuple
     extra = tuple(dict.fromkeys(name for each in reported_runs for name in each.extra_metrics))
     for group, metrics in {**GROUPS, "Others": extra}.items():
         for metric, part in product(metrics, parts):
-            series = [(each.index % MAX_CURVES, each.points(metric)) for each in part]
+            series = [(each.index % MAX_CURVES, each.get_points(metric)) for each in part]
             missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.rows]
             undefined = f", undefined in {sum(missing)} of {len(missing)} iterations"
             caption = metric + undefined * any(missing)
             caption += f", runs {part[0].index + 1} to {part[-1].index + 1}" * (len(parts) > 1)
-            xys = np.concatenate([np.stack(each.points(metric), 1) for each in reported_runs])
+            xys = np.concatenate([np.stack(each.get_points(metric), 1) for each in reported_runs])
             drawing = _draw_figure(series, window, xys) if len(xys) else ""
             if drawing or any(missing):
                 figures_by_group.setdefault(group, []).append((caption, drawing))
@@ -251,8 +251,8 @@ def _draw_figure(series: Sequence[tuple[int, Points]], window: int, xys: Array) 
             for (steps, values), width, alpha in (
                 (points, 0.6, 0.5), (curves.smooth(points, window), 1.6, 1.0)
             ):  # fmt: skip
-                style: Any = {"color": f"#04{index:04x}", "linewidth": width, "alpha": alpha}
-                axes.plot(steps[drawn], values[drawn], "o" * (count == 1), **style)
+                line_kwargs: Any = {"color": f"#04{index:04x}", "linewidth": width, "alpha": alpha}
+                axes.plot(steps[drawn], values[drawn], "o" * (count == 1), **line_kwargs)
         if not any(values.any() for _, (_, values) in series):
             axes.set_ylim(-0.02, 1)  # a share that is always 0, not ± 0.05 around it
         axes.spines[["top", "right"]].set_visible(False)

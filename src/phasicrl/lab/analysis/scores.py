@@ -76,8 +76,8 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
     ours, theirs = np.asarray(scores, np.float64), np.asarray(others, np.float64)
     # Larger blocks would not fit: each run is compared with each of the others.
     count = ours.size * len(theirs)
-    blocks = _resample(ours, seed=0, numbers_per_resample=count)
-    other_blocks = _resample(theirs, seed=1, numbers_per_resample=count)
+    blocks = _resample(ours, seed=0, floats_per_resample=count)
+    other_blocks = _resample(theirs, seed=1, floats_per_resample=count)
     pairs = zip(blocks, other_blocks, strict=True)
     drawn = np.concatenate([_compute_win_rate(*pair) for pair in pairs])
     return Estimate(float(_compute_win_rate(ours, theirs)), *map(float, _compute_interval(drawn)))
@@ -94,7 +94,7 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
     def compute_share_above(block: Array) -> Array:
         return (block[..., None] > levels).mean((-3, -2))
 
-    blocks = _resample(matrix, seed=0, numbers_per_resample=matrix.size * len(levels))
+    blocks = _resample(matrix, seed=0, floats_per_resample=matrix.size * len(levels))
     drawn = np.concatenate([compute_share_above(block) for block in blocks])
     return compute_share_above(matrix), *_compute_interval(drawn)
 
@@ -142,18 +142,18 @@ PROCGEN_BOUNDS["easy-paper"] = PROCGEN_BOUNDS["easy"] | {"jumper": (3, 10), "lea
 """The paper prints other bounds of two games (Cobbe et al. 2020, arXiv 1912.01588, appendix C)."""
 
 
-def _resample(scores: Array, *, seed: int, numbers_per_resample: int = 0) -> Iterator[Array]:
+def _resample(scores: Array, *, seed: int, floats_per_resample: int = 0) -> Iterator[Array]:
     """Yield blocks `[B, R, T]` of runs resampled with replacement within each task.
 
     Args:
         scores: `[R, T]`.
         seed: seed of the resampling.
-        numbers_per_resample: numbers computed from a resample, by which blocks are sized; 0: as
+        floats_per_resample: numbers computed from a resample, by which blocks are sized; 0: as
             many as it has.
     """
     runs, tasks = scores.shape
     generator, places = np.random.default_rng(seed), np.arange(tasks)
-    block = max(1, MAX_BLOCK // (numbers_per_resample or scores.size))
+    block = max(1, MAX_BLOCK // (floats_per_resample or scores.size))
     for start in range(0, RESAMPLES, block):
         drawn = generator.integers(runs, size=(min(block, RESAMPLES - start), runs, tasks))
         yield scores[drawn, places]

@@ -35,27 +35,27 @@ def scale_batch(config: Config, factor: float) -> Config:
     values, aux = config.values(), config.aux
     rates = ["ppo.learning_rate", "ppo.value_learning_rate"]
     rates += ["aux.learning_rate"] * (aux.optimizer == "own")
-    changed: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "env.num_envs": _require_int("env.num_envs", config.env.num_envs * exact, factor),
         "ppo.adam_betas": tuple(beta**factor for beta in config.ppo.adam_betas),
-        **_multiply(values, rates, root),
-        **_multiply(values, ["ppo.max_grad_norm", "aux.max_grad_norm"], 1 / root),
+        **_scale_options(values, rates, root),
+        **_scale_options(values, ["ppo.max_grad_norm", "aux.max_grad_norm"], 1 / root),
     }
     for name in ("ppo.proximal_decay", "ppo.advantage_decay"):
         if values[name]:  # the age of an average, its center of mass β / (1 − β), is in steps
             age = values[name] / (1 - values[name]) / factor
-            changed[name] = age / (1 + age)
+            changes[name] = age / (1 + age)
     for name in ("obs_norm", "value_norm"):
         norm = getattr(config, name)
         if norm.statistics == "ema":
-            changed[f"{name}.decay"] = norm.decay**factor
+            changes[f"{name}.decay"] = norm.decay**factor
     for name in ("aux.every", "aux.iterations_per_epoch"):
         if config.has_auxiliary_phase and values[name] is not None:
-            changed[name] = _require_int(name, values[name] / exact, factor)
-    return config.with_updates(changed)
+            changes[name] = _require_int(name, values[name] / exact, factor)
+    return config.with_updates(changes)
 
 
-def _multiply(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:
+def _scale_options(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:
     """Return the named options times a factor, without those that are None."""
     return {name: values[name] * factor for name in names if values.get(name) is not None}
 

@@ -62,11 +62,11 @@ def run_suite(
     require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
     threads, runs = trials.get_threads_per_job(jobs), list[Trial]()
-    for task in (each.removeprefix("procgen:") for each in tasks or suite.tasks(scale)):
-        for arm, config in suite.make_arms(suite.make_base_configs(task, scale)):
+    for task in (each.removeprefix("procgen:") for each in tasks or suite.get_tasks(scale)):
+        for arm, config in suite.make_arms(suite.make_task_configs(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
             config = config.with_updates({"total_env_steps": budget})
-            config = trials.make_trial_config(config, task, output_dir, threads=threads)
+            config = trials.prepare_trial_config(config, task, output_dir, threads=threads)
             runs += trials.vary_seed((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
     table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
@@ -77,7 +77,7 @@ def run_suite(
     runs.sort(key=lambda run: run.config.seed)
     for run in trials.run_missing_trials(table, runs, train_and_summarize, jobs=jobs):
         on_trial(run)
-    curves = make_curves(table.read_trial_rows(runs))
+    curves = make_curves(table.read_rows_of(runs))
     title = f"{name}: {suite.description}"
     figure = draw_curves(curves, "episodic return, last 100 episodes", title)
     images = save_figure(figure, stem, f"suite {name}, {scale}")

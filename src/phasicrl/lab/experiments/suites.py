@@ -39,7 +39,7 @@ A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 """
 
 
-class BaseConfigs(NamedTuple):
+class TaskConfigs(NamedTuple):
     """Configurations for a task, from which arms are made.
 
     Attributes:
@@ -68,18 +68,18 @@ class Suite:
     """
 
     description: str
-    make_arms: Callable[[BaseConfigs], Sequence[Arm]]
+    make_arms: Callable[[TaskConfigs], Sequence[Arm]]
     small_tasks: tuple[str, ...]
     small_steps: int | None = None
     paper_tasks: tuple[str, ...] = PROCGEN_GAMES
     difficulty: Literal["hard", "easy"] = "hard"
     num_seeds: int = 3
 
-    def tasks(self, scale: Scale) -> tuple[str, ...]:
+    def get_tasks(self, scale: Scale) -> tuple[str, ...]:
         """Return the names of the suite's tasks at a scale."""
         return self.small_tasks if scale == "small" else self.paper_tasks
 
-    def make_base_configs(self, task: str, scale: Scale) -> BaseConfigs:
+    def make_task_configs(self, task: str, scale: Scale) -> TaskConfigs:
         """Return the configurations of PPG and PPO for a task at a scale.
 
         Raises:
@@ -103,12 +103,12 @@ class Suite:
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
         ppg, ppo = (get_preset(name).with_updates(changes) for name in names)
-        return BaseConfigs(ppg, ppo, is_procgen=task in PROCGEN_GAMES)
+        return TaskConfigs(ppg, ppo, is_procgen=task in PROCGEN_GAMES)
 
 
 def _get_option_arm_maker(
     symbol: str, field: str, image_values: Sequence[int], vector_values: Sequence[int]
-) -> Callable[[BaseConfigs], list[Arm]]:
+) -> Callable[[TaskConfigs], list[Arm]]:
     """Return a function that makes arms of PPG, one for each value of an option.
 
     Tasks with images and with vectors have their values.
@@ -118,17 +118,17 @@ def _get_option_arm_maker(
     })  # fmt: skip
 
 
-def _get_arm_maker(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[BaseConfigs], list[Arm]]:
+def _get_arm_maker(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[TaskConfigs], list[Arm]]:
     """Return a function that makes an arm of PPG for each set of changes."""
     return lambda base: make_arms(base.ppg, changes)
 
 
-def _make_algorithm_arms(base: BaseConfigs) -> list[Arm]:
+def _make_algorithm_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms of PPG and PPO."""
     return [("PPG", base.ppg), ("PPO", base.ppo)]
 
 
-def _make_codebase_arms(base: BaseConfigs) -> list[Arm]:
+def _make_codebase_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms of the paper's algorithms, and of the other codebases of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
     arms = [*_make_algorithm_arms(base), *make_arms(base.ppg, of_openai)]
@@ -142,13 +142,13 @@ def _make_codebase_arms(base: BaseConfigs) -> list[Arm]:
     return arms
 
 
-def _make_value_network_arms(base: BaseConfigs) -> list[Arm]:
+def _make_value_network_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms of PPO with one network and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
     return make_arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
-def _make_value_training_arms(base: BaseConfigs) -> list[Arm]:
+def _make_value_training_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms with value training in both phases, in one, and in one twice as often."""
     twice = 2 * base.ppg.ppo.value_epochs
     changes: dict[str, dict[str, Any]] = {
@@ -159,7 +159,7 @@ def _make_value_training_arms(base: BaseConfigs) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_auxiliary_data_arms(base: BaseConfigs) -> list[Arm]:
+def _make_auxiliary_data_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms with auxiliary epochs over all data of a phase, and over parts of it."""
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
@@ -172,7 +172,7 @@ def _make_auxiliary_data_arms(base: BaseConfigs) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_mva_ppo_arms(base: BaseConfigs) -> list[Arm]:
+def _make_continuous_action_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms of the PPO of source 004 and its changes, one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
@@ -228,27 +228,27 @@ _PPG_DETAIL_CHANGES: dict[str, dict[str, Any]] = {
 """Both variants of the details that source 000 adds to the paper."""
 
 
-def _make_ppg_detail_arms(base: BaseConfigs) -> list[Arm]:
+def _make_ppg_detail_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms of PPG, and of PPG with one detail changed."""
     ppg = base.ppg
-    excluded: set[str] = set()
+    excluded_settings: set[str] = set()
     for group, phase in {"ppo": ppg.ppo, "aux": ppg.aux}.items():
-        excluded.add(f"{group}.minibatch_by {ppg.get_minibatch_unit(phase)}")
+        excluded_settings.add(f"{group}.minibatch_by {ppg.get_shuffle_unit(phase)}")
         if ppg.model.memory != "none":
-            excluded.add(f"{group}.minibatch_by transitions")
+            excluded_settings.add(f"{group}.minibatch_by transitions")
         if ppg.env.num_envs % phase.num_minibatches:
-            excluded.add(f"{group}.minibatch_by segments")
+            excluded_settings.add(f"{group}.minibatch_by segments")
     if ppg.reward_norm.per == "none" or ppg.ppo.gamma == 0.99:
-        excluded |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
+        excluded_settings |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
     changes = {
         name: change
         for name, change in _PPG_DETAIL_CHANGES.items()
-        if not excluded & {f"{path} {value}" for path, value in change.items()}
+        if not excluded_settings & {f"{path} {value}" for path, value in change.items()}
     }
     return make_arms_with_base("PPG", ppg, changes)
 
 
-def _make_penalty_arms(base: BaseConfigs) -> list[Arm]:
+def _make_penalty_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms with clipping and KL penalties, with normalized rewards and without."""
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     objectives: dict[str, dict[str, Any]] = {
@@ -266,7 +266,7 @@ def _make_penalty_arms(base: BaseConfigs) -> list[Arm]:
     return make_arms(base.ppg, changes)
 
 
-def _make_learning_rate_arms(base: BaseConfigs) -> list[Arm]:
+def _make_epochs_by_rate_arms(base: TaskConfigs) -> list[Arm]:
     """Make arms with numbers of policy epochs at 1/3, 1 and 3 times the learning rate."""
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
@@ -337,10 +337,10 @@ SUITES: dict[str, Suite] = {
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small_tasks=("pendulum", "hopper")),
     "rates": _make_detail_suite(
-        "policy epochs E_π at three learning rates (source 001)", _make_learning_rate_arms),
+        "policy epochs E_π at three learning rates (source 001)", _make_epochs_by_rate_arms),
     "mva": _make_control_suite(
         "deviations, normalized actions and rewards, learning rates (source 004)",
-        _make_mva_ppo_arms, small_tasks=_MVA_TASKS, paper_tasks=_MVA_TASKS),
+        _make_continuous_action_arms, small_tasks=_MVA_TASKS, paper_tasks=_MVA_TASKS),
     "tricks": _make_control_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
         lambda base: make_arms_for_env(base.ppo, make_trick_arms)),

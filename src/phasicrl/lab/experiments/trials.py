@@ -33,9 +33,9 @@ from phasicrl import Config, evaluate, train
 from phasicrl.config_io import atomic_write
 from phasicrl.envs.make import make_envs
 from phasicrl.lab.analysis.curves import extract_points, make_digest
-from phasicrl.runs.directory import RunDirectory, find_run_or_agent
+from phasicrl.runs.directory import RunDirectory, get_run_directory
 from phasicrl.system.machine import num_cores
-from phasicrl.system.signals import SignalHandler, watch_parent
+from phasicrl.system.signals import SignalHandler, call_on_parent_exit
 from phasicrl.training.build import make_agent
 
 Item = TypeVar("Item")
@@ -79,15 +79,15 @@ def vary_seed(label_parts: tuple[str, ...], config: Config, seeds: Iterable[int]
     return [Trial(label_parts, replace(config, seed=seed)) for seed in seeds]
 
 
-def check_report_seeds_apart(where: Path, seeds: Iterable[int]) -> None:
-    """Check that `where` does not have both seeds for choosing and seeds for reporting.
+def check_report_seeds_apart(path: Path, seeds: Iterable[int]) -> None:
+    """Check that `path` does not have both seeds for choosing and seeds for reporting.
 
     Raises:
         ValueError: some seeds are below `FIRST_REPORT_SEED`, and others are not.
     """
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         both = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen, and reported ones"
-        raise ValueError(f"{where} has {both}; expected one kind. Separate them")
+        raise ValueError(f"{path} has {both}; expected one kind. Separate them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ResultTable:
         text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
         return list(csv.DictReader(text.splitlines()))
 
-    def read_trial_rows(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
+    def read_rows_of(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
         """Read the rows of the given trials, in the order of the file."""
         wanted = {trial.key for trial in trials}
         return [row for row in self.read() if self._get_key(row) in wanted]
@@ -177,17 +177,17 @@ def run_in_processes(
         jobs: number of processes at a time.
 
     Raises:
-        Preempted: SIGTERM arrived.
+        PreemptedExit: SIGTERM arrived.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
     running: dict[Any, tuple[Item, Any]] = {}
     # Raised by the loop, since an exception inside a destructor would be lost.
-    interrupts: list[BaseException] = []
-    with SignalHandler(lambda error: interrupts.append(error) is None) as signals:
+    pending_interrupts: list[BaseException] = []
+    with SignalHandler(lambda error: pending_interrupts.append(error) is None) as signals:
         try:
-            while not interrupts:
+            while not pending_interrupts:
                 for item in itertools.islice(waiting, jobs - len(running)):
                     receiver, sender = spawn.Pipe(duplex=False)
                     child = spawn.Process(target=_run_and_send, args=(sender, function, item))
@@ -196,8 +196,8 @@ def run_in_processes(
                     running[receiver] = item, child
                 if not running:
                     return
-                ready: list[Any] = wait([*running], timeout=0.2)
-                for receiver in ready:
+                ready_receivers: list[Any] = wait([*running], timeout=0.2)
+                for receiver in ready_receivers:
                     item, child = running.pop(receiver)
                     try:
                         outcome = receiver.recv()
@@ -212,13 +212,13 @@ def run_in_processes(
                 child.terminate()
             for _, child in running.values():
                 child.join()
-        raise interrupts[0]
+        raise pending_interrupts[0]
 
 
 def _run_and_send(sender: Connection, function: Callable[[Any], Any], item: Any) -> None:
     """Send the result of `function`, or its error, to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
-    watch_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    call_on_parent_exit(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         outcome = function(item)
     except Exception as error:
@@ -267,7 +267,7 @@ def run_missing_trials(
         yield trial
 
 
-def make_trial_config(
+def prepare_trial_config(
     config: Config, stem: str, output_dir: Path, *, threads: int | None = None
 ) -> Config:
     """Prepare a configuration for a run among others: named by its options, without displays.
@@ -306,7 +306,7 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
                 make_agent(config, envs)
             if config.init_from is not None:
-                find_run_or_agent(config.init_from).load_weights()
+                get_run_directory(config.init_from).load_weights()
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
 

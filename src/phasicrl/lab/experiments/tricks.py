@@ -92,7 +92,7 @@ def make_trick_arms(
     base: Config,
     *,
     mode: Mode = "ladder",
-    unused_options: tuple[str, ...] = (),
+    excluded_prefixes: tuple[str, ...] = (),
     max_episode_steps: int | None = None,
 ) -> list[Arm]:
     """Make the arms that add or remove tricks one by one. Rewards are never normalized.
@@ -100,11 +100,11 @@ def make_trick_arms(
     Args:
         base: all other options: environment, network sizes, budget, learning rate.
         mode: `ladder` adds tricks one by one to REINFORCE; `leave-one-out` removes each from all.
-        unused_options: prefixes of options without effect; tricks with one are left out.
+        excluded_prefixes: prefixes of options without effect; tricks with one are left out.
         max_episode_steps: maximum steps of an episode. With one, arms that learn from Monte
             Carlo returns collect whole episodes; without, rollouts cut episodes.
     """
-    tricks = [x for x in TRICKS if not any(path.startswith(unused_options) for path in x.on)]
+    tricks = [x for x in TRICKS if not any(path.startswith(excluded_prefixes) for path in x.on)]
     if max_episode_steps is not None:
         whole = _choose_whole_episode_options(base, max_episode_steps)
         parts = {path: base.values()[path] for path in whole}
@@ -128,7 +128,7 @@ def make_trick_arms(
 
 
 def make_ppo_detail_arms(
-    base: Config, *, unused_options: tuple[str, ...] = (), max_episode_steps: int | None = None
+    base: Config, *, excluded_prefixes: tuple[str, ...] = (), max_episode_steps: int | None = None
 ) -> list[Arm]:
     """Make an arm of PPO, and one for each detail on which the reference codes differ.
 
@@ -136,7 +136,7 @@ def make_ppo_detail_arms(
 
     Args:
         base: a configuration of PPO.
-        unused_options: prefixes of options without effect; tricks with one are left out.
+        excluded_prefixes: prefixes of options without effect; tricks with one are left out.
         max_episode_steps: maximum steps of an episode; None without one.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"
@@ -160,7 +160,7 @@ def make_ppo_detail_arms(
         changes |= _make_whole_episode_changes(base, max_episode_steps)
     has_effect = {
         name: on for name, on in changes.items()
-        if not any(path.startswith(unused_options) for path in on)
+        if not any(path.startswith(excluded_prefixes) for path in on)
     }  # fmt: skip
     return make_arms_with_base("PPO", base, has_effect)
 
@@ -173,7 +173,7 @@ def _make_whole_episode_changes(base: Config, max_episode_steps: int) -> dict[st
     """
     whole = _choose_whole_episode_options(base, max_episode_steps)
     num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
-    uneven = base.get_minibatch_unit(base.ppo) == "segments" and num_envs % base.ppo.num_minibatches
+    uneven = base.get_shuffle_unit(base.ppo) == "segments" and num_envs % base.ppo.num_minibatches
     if num_envs * num_steps > base.batch_size or uneven:
         return {}
     shape = {"ppo.num_steps": num_steps, "env.num_envs": num_envs}
@@ -197,6 +197,6 @@ def make_arms_for_env(base: Config, make: Callable[..., list[Arm]], **options: A
             "env.action_masks": envs.mask_size, "obs_norm.": agent.reader.boxes,
             "action.": agent.policy_head.num_continuous,
         }  # fmt: skip
-    unused_options = tuple(path for path, used in uses.items() if not used)
+    excluded_prefixes = tuple(path for path, used in uses.items() if not used)
     limit = get_time_limit(base.env)
-    return make(base, unused_options=unused_options, max_episode_steps=limit, **options)
+    return make(base, excluded_prefixes=excluded_prefixes, max_episode_steps=limit, **options)

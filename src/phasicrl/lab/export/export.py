@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.lab.export.graph import AgentGraph, name_inputs
+from phasicrl.lab.export.graph import AgentGraph, get_inputs_by_name
 from phasicrl.runs.directory import WeightsKind
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
@@ -57,7 +57,7 @@ class LoadedPolicy(NamedTuple):
         return dict(zip(self.metadata["outputs"], self.infer(inputs), strict=True))
 
 
-class ExportedPolicy(NamedTuple):
+class ExportResult(NamedTuple):
     """Result of an export: the file, and how its outputs compare with the agent's.
 
     Attributes:
@@ -77,7 +77,7 @@ class ExportedPolicy(NamedTuple):
 def export_policy(
     run_dir: Path | str, *, format: Format = "onnx", output: Path | None = None,
     weights: WeightsKind = "last", observations: int = 1_000, **user_objects: Any,
-) -> ExportedPolicy:  # fmt: skip
+) -> ExportResult:  # fmt: skip
     """Write the policy of a run as a file that other tools can run.
 
     The file includes normalization, masks, memory and the conversion of actions; docs/export.md
@@ -99,7 +99,7 @@ def export_policy(
     """
     if observations < 1:
         raise ValueError(f"observations is {observations}; expected at least 1")
-    saved = SavedAgent.open(run_dir, **user_objects)
+    saved = SavedAgent.from_run(run_dir, **user_objects)
     output = Path(output or saved.files.output_folder / f"policy{SUFFIXES[format]}")
     if output.suffix != SUFFIXES[format]:
         raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
@@ -111,7 +111,7 @@ def export_policy(
     with closing(envs), torch.inference_mode(False), torch.no_grad():
         agent = saved.load_agent(envs, weights)
         graph = AgentGraph(agent, has_masks=envs.mask_size > 0).eval()
-        samples = list(islice(_generate_inputs(graph, envs), math.ceil(observations / num_envs)))
+        samples = list(islice(_collect_inputs(graph, envs), math.ceil(observations / num_envs)))
         metadata = {
             "env": saved.config.env.id,
             "observation_space": str(envs.observation_space),
@@ -131,16 +131,16 @@ def export_policy(
             os.replace(temporary, output)
         finally:
             temporary.unlink(missing_ok=True)
-    return ExportedPolicy(output, metadata, num_envs * len(samples), difference)
+    return ExportResult(output, metadata, num_envs * len(samples), difference)
 
 
-def _generate_inputs(graph: AgentGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
+def _collect_inputs(graph: AgentGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
     """Act with sampled actions, and yield the inputs of the graph at each step."""
     agent, generator = graph.agent, Generator().manual_seed(0)
     obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
     while True:
-        named = name_inputs(agent.reader.layout, obs, first, state, mask := envs.action_mask)
+        named = get_inputs_by_name(agent.reader.layout, obs, first, state, mask := envs.action_mask)
         yield tuple(named[name].clone() for name in graph.input_docs)
         masks = None if mask is None else mask.unsqueeze(1)
         policy, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, masks)
@@ -164,12 +164,12 @@ def _write_file(
         if format == "torch":
             torch.export.save(program, output, extra_files={_METADATA_KEY: json.dumps(metadata)})
         else:
-            made: Any = torch.onnx.export(
+            onnx_program: Any = torch.onnx.export(
                 program, dynamo=True, input_names=list(graph.input_docs),
                 output_names=list(graph.output_docs), verbose=False,
             )  # fmt: skip
-            made.model.metadata_props[_METADATA_KEY] = json.dumps(metadata)
-            made.save(output)
+            onnx_program.model.metadata_props[_METADATA_KEY] = json.dumps(metadata)
+            onnx_program.save(output)
 
 
 @contextmanager
@@ -244,14 +244,14 @@ def _open_onnx(path: Path) -> tuple[str | None, Any]:
 
 
 def _open_torch(path: Path) -> tuple[str | None, Any]:
-    files: dict[str, Any] = {_METADATA_KEY: ""}
-    module = torch.export.load(path, extra_files=files).module()
+    extra_files: dict[str, Any] = {_METADATA_KEY: ""}
+    module = torch.export.load(path, extra_files=extra_files).module()
 
     @torch.no_grad()
     def run_program(inputs: Arrays) -> list[NDArray[Any]]:
         return [tensor.numpy() for tensor in module(*map(torch.from_numpy, inputs.values()))]
 
-    return files[_METADATA_KEY], run_program
+    return extra_files[_METADATA_KEY], run_program
 
 
 def play_exported(
@@ -276,7 +276,7 @@ def play_exported(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
-    saved = SavedAgent.open(run_dir, levels, **user_objects)
+    saved = SavedAgent.from_run(run_dir, levels, **user_objects)
     file = file or saved.files.output_folder
     policy = open_policy(file)
     with closing(saved.make_envs(min(episodes, 16), levels, seed)) as envs:
@@ -290,7 +290,7 @@ def play_exported(
         layout = saved.load_agent(envs).reader.layout
 
         def act(given: Any) -> tuple[Tensor, Tensor]:
-            inputs = name_inputs(layout, *given)
+            inputs = get_inputs_by_name(layout, *given)
             outputs = policy({name: inputs[name].numpy() for name in policy.metadata["inputs"]})
             state = outputs.get("new_state", given.state)
             return torch.from_numpy(outputs["action"]), torch.as_tensor(state)

@@ -79,7 +79,7 @@ class AgentGraph(nn.Module):
             others = [torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)]
         first, state = others
         read = self.agent.reader.normalize(self.agent.reader.layout.assemble(parts))
-        output = self.agent.forward_inputs(read, first.unsqueeze(1), state, mask)
+        output = self.agent.forward_normalized(read, first.unsqueeze(1), state, mask)
         action = self.agent.policy_head.env_action(output.policy.mode()[:, 0])
         head = self.agent.policy_head
         log_probs, mean, std = head.split_log_probs_means_stds(output.policy.dist_params[:, 0])
@@ -87,7 +87,7 @@ class AgentGraph(nn.Module):
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
-def name_inputs(
+def get_inputs_by_name(
     layout: Any, obs: Tensor, first: Tensor, state: Tensor, action_mask: Tensor | None
 ) -> dict[str, Tensor]:
     """Return an agent's inputs as a dict with an exported policy's names.

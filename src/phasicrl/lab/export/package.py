@@ -35,7 +35,7 @@ _CARD_FIELDS = (
 """Published fields of the card; the command is not, since it has folders of its machine."""
 
 
-class ReleasedPackage(NamedTuple):
+class AgentPackage(NamedTuple):
     """Package that `release` has written.
 
     Attributes:
@@ -50,7 +50,7 @@ class ReleasedPackage(NamedTuple):
 def release(
     runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
     weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False, **user_objects: Any,
-) -> list[ReleasedPackage]:  # fmt: skip
+) -> list[AgentPackage]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
 
     Args:
@@ -68,28 +68,28 @@ def release(
     """
     if not runs:
         raise ValueError("runs is empty; expected at least one run directory")
-    agents_by_path: dict[Path, SavedAgent] = {}
+    agents_by_package: dict[Path, SavedAgent] = {}
     for run in _select_best_per_task(runs) if best else runs:
-        saved = SavedAgent.open(run, **user_objects)
-        path = output / RunDirectory.format_prefix(saved.config, "-")
-        if path.exists() or path in agents_by_path:
+        saved = SavedAgent.from_run(run, **user_objects)
+        path = output / RunDirectory.format_folder_prefix(saved.config, "-")
+        if path.exists() or path in agents_by_package:
             raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
-        agents_by_path[path] = saved
+        agents_by_package[path] = saved
     packages = []
-    for path, saved in agents_by_path.items():
+    for path, saved in agents_by_package.items():
         partial = path.with_name(f".{path.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            _copy_agent(saved, weights, partial)
+            _write_run_files(saved, weights, partial)
             evaluations = evaluate(partial, episodes=episodes, **user_objects)
             if onnx:
                 export_policy(partial, output=partial / "policy.onnx", **user_objects)
-            _write_evaluation_and_page(partial, evaluations)
+            _write_evaluations_page_and_hashes(partial, evaluations)
             partial.rename(path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        packages.append(ReleasedPackage(path, tuple(evaluations)))
+        packages.append(AgentPackage(path, tuple(evaluations)))
     return packages
 
 
@@ -105,7 +105,7 @@ def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
     return [run.path for _, run in best_runs.values()]
 
 
-def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
+def _write_run_files(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     """Write configuration, card, weights and metrics of a run."""
     run, files = saved.files, RunDirectory(folder)
     files.write_config(replace(saved.config, output_dir="runs", init_from=None))
@@ -120,7 +120,7 @@ def _copy_agent(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
         (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
 
 
-def _write_evaluation_and_page(folder: Path, evaluations: Sequence[Evaluation]) -> None:
+def _write_evaluations_page_and_hashes(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the evaluation, the page for readers and the list of hashes."""
     files = RunDirectory(folder)
     results = [each.to_dict() | {"returns": each.returns} for each in evaluations]
@@ -157,7 +157,7 @@ def check_package_hashes(path: Path) -> list[str]:
 
 
 def format_model_card(
-    config: Config, card: dict[str, Any], evaluations: Sequence[Evaluation]
+    config: Config, run_card: dict[str, Any], evaluations: Sequence[Evaluation]
 ) -> str:
     """Format the package's page, with metadata for model hubs (YAML, as JSON)."""
     env, kind = config.env.id.rpartition(":")[2], "PPG" if config.has_auxiliary_phase else "PPO"
@@ -177,7 +177,7 @@ def format_model_card(
         f"{each['interval_95'][1]:.2f} | {each['std_return']:.2f} | {each['episodes']} |"
         for each in evaluation_dicts
     ]
-    own = {name: x for name, x in (card.get("own") or {}).items() if name.startswith("make_")}
+    own = {name: x for name, x in (run_card.get("own") or {}).items() if name.startswith("make_")}
     flags = "".join(f" --import {module}" for module in config.modules)
     flags += f" --make-env {own['make_env']}" if "make_env" in own else ""
     commands = [f"phasicrl evaluate .{flags}", f"phasicrl train --from config.json{flags}"]
@@ -188,8 +188,8 @@ def format_model_card(
     lines = [
         "---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", "",
         f"# {kind} on {title}", "",
-        f"{card.get('env_steps', 0):,} environment steps, seed {config.seed}, "
-        f"commit {card.get('commit') or 'unknown'}.", "",
+        f"{run_card.get('env_steps', 0):,} environment steps, seed {config.seed}, "
+        f"commit {run_card.get('commit') or 'unknown'}.", "",
         "| actions | mean return | 95 % interval | deviation | episodes |",
         "|---|---|---|---|---|", *rows, "",
         "```sh", *commands, "```", "",

@@ -24,7 +24,7 @@ from phasicrl.config import ActionSelection, Levels
 from phasicrl.envs.checks import convert_errors
 from phasicrl.envs.make import get_gym_maker
 from phasicrl.lab.film.overlay import Overlay
-from phasicrl.lab.film.raycast import RayCamera
+from phasicrl.lab.film.raycast import RaycastCamera
 from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import has_channels_first
 from phasicrl.system.machine import import_optional
@@ -76,7 +76,7 @@ def film_episodes(
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write_to_film(tile(images))
 
-        def film_step(inputs: Any, distribution: Any, action: Tensor) -> None:
+        def write_step_frame(inputs: Any, distribution: Any, action: Tensor) -> None:
             nonlocal draw_strip
             returns[inputs.first] = 0
             if drawing is not None:
@@ -85,12 +85,12 @@ def film_episodes(
                 draw_strip = partial(drawing.draw_strip, distribution, value, action, returns)
             write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
-        def update_returns(*step: Any) -> None:
+        def copy_returns(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
         played = run_agent_episodes(
             agent, envs, episodes=episodes, policy=policy, seed=seed, precision=precision,
-            on_choice=film_step, on_step=update_returns, on_episode_end=write_frame,
+            on_choice=write_step_frame, on_step=copy_returns, on_episode_end=write_frame,
         )  # fmt: skip
     return Evaluation(policy, *played, levels)
 
@@ -130,7 +130,7 @@ class _Renderer:
         self.env, self._draw, self._shape, self._reset = env, draw, shape, env.reset
         self._last: np.ndarray | None = None
         self._peak = 0.0  # the largest float so far, over 1 if they are from 0 to 255
-        env.reset = self._draw_and_reset
+        env.reset = self._reset_after_drawing
 
     def draw(self) -> np.ndarray:
         """Draw the current state as bytes without alpha; convert floats in [0, 1] or [0, 255].
@@ -168,7 +168,7 @@ class _Renderer:
         """Return the last drawn image; draws one if there is none."""
         return self.draw() if self._last is None else self._last
 
-    def _draw_and_reset(self, **given: Any) -> Any:
+    def _reset_after_drawing(self, **given: Any) -> Any:
         if self._last is not None:  # some environments cannot draw before their first reset
             self.draw()
         return self._reset(**given)
@@ -196,42 +196,42 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
         return envs, lambda obs, _: _to_rgb(obs, channels_first), 15
     if not make_vector_env:
         envs.close()
-        envs = _make_rendered(saved, envs.name, make_envs, renderers)
+        envs = _make_gym_envs(saved, envs.name, make_envs, renderers)
     modes = [getattr(each.env, "render_mode", None) for each in renderers]
     if not {*modes} <= {"rgb_array", "rgb_array_list"}:
         envs.close()
         raise ValueError(f"{envs.name} has no images to film; expected render_mode='rgb_array'")
 
-    def draw_images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    def render_images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:
             vector = renderers[-1]
             return np.where(ended[:, None, None, None], vector.get_last_image(), vector.draw())
         pairs = zip(renderers, ended, strict=True)
         return np.stack([each.get_last_image() if end else each.draw() for each, end in pairs])
 
-    return envs, draw_images, renderers[-1].env.metadata.get("render_fps") or 15
+    return envs, render_images, renderers[-1].env.metadata.get("render_fps") or 15
 
 
-def _make_rendered(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
+def _make_gym_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:
     """Make Gymnasium's environments of the same name, which render images."""
     config, user_env, env_id = saved.config, saved.env_objects["make_env"], name.partition(":")[2]
     spec = gym.registry.get(env_id, gym.registry.get(env_id.rpartition(":")[2]))
     is_mujoco = not user_env and str(spec and spec.entry_point).startswith("gymnasium.envs.mujoco.")
     # A fixed camera would lose a runner.
     options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
-    get_camera = functools.cache(RayCamera)  # possible after the first reset
+    get_camera = functools.cache(RaycastCamera)  # possible after the first reset
 
     def draw_env(env: gym.Env[Any, Any]) -> Any:
         return get_camera(env).draw() if is_mujoco else env.render()
 
-    free_places: list[int] = []  # places of closed environments: a first one, and those that failed
+    free_indices: list[int] = []  # of closed environments: a first one, and those that failed
 
     def make_env() -> gym.Env[Any, Any]:
-        env, place = gym.Wrapper(maker()), free_places.pop(0) if free_places else len(renderers)
-        renderers[place : place + 1] = [_Renderer(env, partial(draw_env, env))]
+        env, index = gym.Wrapper(maker()), free_indices.pop(0) if free_indices else len(renderers)
+        renderers[index : index + 1] = [_Renderer(env, partial(draw_env, env))]
 
         def close_env() -> None:  # not called by an environment that closes itself
-            free_places.append(place)
+            free_indices.append(index)
             env.env.close()
 
         env.close = close_env

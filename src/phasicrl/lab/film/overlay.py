@@ -66,7 +66,7 @@ class Overlay:
         top, bottom = 2 * unit, 5.5 * unit
         row = action[index, 0].reshape(-1)
         log_probs, mean, std = self._head.split_log_probs_means_stds(policy.dist_params[index, 0])
-        gauges = self._compute_gauges(row, mean, std)
+        gauges = self._make_action_gauges(row, mean, std)
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
         probabilities = log_probs.exp().tolist()[: _MAX_BARS - len(gauges)]
         taken, begin = set[int](), 0
@@ -82,10 +82,10 @@ class Overlay:
                 draw.rectangle((left, bottom - (bottom - top) * probability, right, bottom), color)
         for number, places in enumerate(gauges, start=len(probabilities)):
             left = unit / 2 + number * step
-            _draw_gauge(draw, (left, top, left + 0.8 * step, bottom), *places)
+            _draw_action_gauge(draw, (left, top, left + 0.8 * step, bottom), *places)
         return np.asarray(strip)
 
-    def _compute_gauges(self, action: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
+    def _make_action_gauges(self, action: Tensor, mean: Tensor, std: Tensor) -> list[list[float]]:
         """Place mean − std, mean, mean + std and the action in the range, from 0 to 1."""
         places = [place for place, count in enumerate(self._head.num_choices) if not count]
         if not places:
@@ -96,7 +96,7 @@ class Overlay:
         return ((shown - self._low) / (self._high - self._low)).clamp(0, 1).T.tolist()
 
 
-def _draw_gauge(draw: Any, box: tuple[float, ...], *places: float) -> None:
+def _draw_action_gauge(draw: Any, box: tuple[float, ...], *places: float) -> None:
     """Draw a range from the bottom of a box to the top."""
     left, top, right, bottom = box
     low, mean, high, taken = (bottom - (bottom - top) * place for place in places)

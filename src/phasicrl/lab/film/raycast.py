@@ -26,7 +26,7 @@ AMBIENT = 0.35
 """Brightness of a surface at its edge; 1 where the surface faces the camera."""
 
 
-class RayCamera:
+class RaycastCamera:
     """Camera that draws without OpenGL, with the view of the environment's own renderer.
 
     Args:
@@ -50,12 +50,12 @@ class RayCamera:
         """Draw the current scene, `[size, size, 3]` uint8."""
         origin, rays = self._make_rays()
         count = len(rays)
-        hit, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
+        hits, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
         options = (VISIBLE_GROUPS, True, -1)  # with static shapes, without an excluded body
-        found = (hit, distance, normal.ravel())
+        found = (hits, distance, normal.ravel())
         self._mujoco.mj_multiRay(*self._sim, origin, rays.ravel(), *options, *found, count, 1e10)
-        point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
-        return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
+        points, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
+        return self._shade(hits, points, facing).reshape(self._size, self._size, 3)
 
     def _compute_geom_color(self, geom: int) -> np.ndarray:
         """Return the color of a shape, 0 to 255, times the mean of the material's texture.
@@ -92,16 +92,16 @@ class RayCamera:
         position = np.stack([camera.pos for camera in self._scene.camera]).mean(0, dtype=np.float64)
         return position, rays / np.linalg.norm(rays, axis=1, keepdims=True)
 
-    def _shade(self, hit: np.ndarray, point: np.ndarray, facing: np.ndarray) -> np.ndarray:
+    def _shade(self, hits: np.ndarray, points: np.ndarray, facing: np.ndarray) -> np.ndarray:
         """Return the colors `[N, 3]` of rays, with light from the camera.
 
         Planes are checkered to show motion.
         """
         images = SKY_BOTTOM_COLOR + (SKY_TOP_COLOR - SKY_BOTTOM_COLOR) * (self._up[:, None] + 1) / 2
-        on = hit >= 0
-        color = self._colors[hit[on]] * (AMBIENT + (1 - AMBIENT) * facing[on, None])
-        checkers = np.floor(point[on, :2]).sum(1) % 2 == 0
-        color[checkers & self._planes[hit[on]]] *= 0.8
+        on = hits >= 0
+        color = self._colors[hits[on]] * (AMBIENT + (1 - AMBIENT) * facing[on, None])
+        checkers = np.floor(points[on, :2]).sum(1) % 2 == 0
+        color[checkers & self._planes[hits[on]]] *= 0.8
         images[on] = color
         return images.clip(0, 255).astype(np.uint8)
 

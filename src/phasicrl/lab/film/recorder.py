@@ -41,23 +41,23 @@ class StepTable:
         self._rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)  # of open episodes
 
     def add(
-        self, levels: Levels, selection: ActionSelection, policy: Any, action: Tensor,
+        self, levels: Levels, action_selection: ActionSelection, policy: Any, action: Tensor,
         step: Any, tracker: Any,
     ) -> None:  # fmt: skip
         """Add one step of B environments.
 
         Args:
             levels: levels of the environments.
-            selection: sampled or greedy actions.
+            action_selection: sampled or greedy actions.
             policy: distributions of the actions, `[B, 1]`.
             action: actions, `[B, 1, …]`.
             step: `TimeStep` of the environments.
             tracker: `EpisodeTracker` that has counted the step.
         """
         num_envs = len(action)
-        columns: dict[str, Any] = {
+        values_by_column: dict[str, Any] = {
             "levels": [levels] * num_envs,
-            "policy": [selection] * num_envs,
+            "policy": [action_selection] * num_envs,
             "env": range(num_envs),
             "episode": tracker.indices.tolist(),
             "step": tracker.lengths.tolist(),
@@ -67,11 +67,11 @@ class StepTable:
         }
         for name, values in (("std", policy.stds), ("mean", policy.mode()), ("action", action)):
             parts = [] if values is None else values.reshape(num_envs, -1).T.tolist()
-            columns |= {f"{name}_{k}": part for k, part in enumerate(parts)}
+            values_by_column |= {f"{name}_{k}": part for k, part in enumerate(parts)}
         if not self._has_head:
-            self._writer.writerow(columns)
+            self._writer.writerow(values_by_column)
             self._has_head = True
-        rows = list(zip(*columns.values(), strict=True))
+        rows = list(zip(*values_by_column.values(), strict=True))
         counted, ended = tracker.unfinished_envs.clone(), step.terminated | step.truncated
         if self._only_first:
             counted[int(not self._has_episode) :] = False
@@ -126,7 +126,7 @@ class Recorder:
             try:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
-                self._log.write_episode_to_tensorboard(path, env_steps=env_steps)
+                self._log.write_step_table_to_tensorboard(path, env_steps=env_steps)
             except OSError as error:
                 self._log.show_message(f"warning: no table of steps: {error}")
         if not self._is_filming:

@@ -52,7 +52,7 @@ def film(
         if not low <= value <= high:
             raise ValueError(f"{name} is {value:,}; expected {low} to {high:,}")
     check_policies([policy], f"policy is {policy!r}", "greedy or sampled")
-    saved = SavedAgent.open(run_dir, levels, **user_objects)
+    saved = SavedAgent.from_run(run_dir, levels, **user_objects)
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
     path = output or saved.files.output_folder / "videos" / f"{policy}-seed{seed}{others}.mp4"
     return path, film_episodes(

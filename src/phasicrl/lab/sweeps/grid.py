@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import Config
-from phasicrl.config import EXECUTION_OPTIONS, format_value, require_imported_modules
+from phasicrl.config import EXECUTION_OPTIONS, format_value, require_imports
 from phasicrl.config_io import write_json
 from phasicrl.runs.directory import RunDirectory
 
@@ -38,7 +38,7 @@ def check_value_lists(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{path} is {listed!r}; expected a list of values")
 
 
-def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
+def make_grid_arms(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
     """Make an arm, name and configuration, for each combination of values, see `make_arm`.
 
     Raises:
@@ -51,7 +51,7 @@ def make_grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[s
             raise ValueError(f"{path} has {len(listed)} values; expected {rule}")
     arms = [make_arm(base, dict(zip(values, x, strict=True))) for x in product(*values.values())]
     for _, config in arms:
-        require_imported_modules(config)
+        require_imports(config)
     return arms
 
 

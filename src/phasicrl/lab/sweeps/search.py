@@ -108,7 +108,7 @@ def write_search(
             is_choice = hasattr(make_optuna_distribution(listed), "choices")
         except ValueError as error:
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
-        arms = grid.make_grid(search.base, {path: listed if is_choice else listed[1:]})
+        arms = grid.make_grid_arms(search.base, {path: listed if is_choice else listed[1:]})
         runner.check_trainable(arms)
         if not is_choice:  # integers may bound an option that is a float
             listed[1:] = [config.values()[path] for _, config in arms]
@@ -156,11 +156,11 @@ def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
         trial.set_user_attr(_SLOT_ATTR, slot)
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
-        frozen = _train_seeds(folder, search, study, trial, threads)
+        frozen = _run_trial(folder, search, study, trial, threads)
     return grid.Outcome(frozen.state.name.lower(), frozen.value)
 
 
-def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
+def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
     """Train all seeds of a trial, and report to the study; return Optuna's record of the trial.
 
     All seeds are trained to the end of a rung before the next rung, so that the reported score is
@@ -173,7 +173,7 @@ def _train_seeds(folder: Path, search: Search, study: Any, trial: Any, threads: 
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)
     grid.write_dataclass(folder / grid.TRIAL_FILE, replace(config, seed=search.seeds[0]))
-    config = runner.make_trial_config(config, config.name, folder, threads=threads)
+    config = runner.prepare_trial_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
     reported, score = study.trials[trial.number].intermediate_values, math.nan
     for rung in range(1, search.rungs + 1):

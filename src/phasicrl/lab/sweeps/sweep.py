@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phasicrl import Config, get_preset
-from phasicrl.config import require_imported_modules
+from phasicrl.config import require_imports
 from phasicrl.config_io import read_json, read_options, write_json
 from phasicrl.lab.analysis.curves import format_setting, get_task, label_configs
 from phasicrl.lab.experiments import trials
@@ -69,14 +69,14 @@ def write_sweep(
         import_module(make_env.partition(":")[0])
         lists["env.id"] = [f"gymnasium:{make_env}"]
     grid.check_value_lists(lists)
-    arms = [arm for preset in presets for arm in grid.make_grid(get_preset(preset), lists)]
+    arms = [arm for preset in presets for arm in grid.make_grid_arms(get_preset(preset), lists)]
     used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
     trials.check_report_seeds_apart(directory, [*used, *seeds])
     trials.check_trainable(arms)
     configs = [replace(config, seed=seed) for (_, config), seed in itertools.product(arms, seeds)]
     added = 0
     for config in configs:
-        name = trials.make_trial_config(config, config.name, directory).name
+        name = trials.prepare_trial_config(config, config.name, directory).name
         path = directory / f"s{config.seed:03d}-{name}-{config.total_env_steps}" / grid.TRIAL_FILE
         if not path.exists():
             grid.write_dataclass(path, config)
@@ -122,13 +122,13 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        require_imported_modules(read_options(Config, folder / grid.TRIAL_FILE))
+        require_imports(read_options(Config, folder / grid.TRIAL_FILE))
     if is_search := (directory / grid.SEARCH_FILE).is_file():  # it may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
         search = read_options(Search, directory / grid.SEARCH_FILE)
         importing = {"env", "env.id", "imports"} & search.values.keys()
-        grid.make_grid(search.base, {path: search.values[path] for path in importing})
+        grid.make_grid_arms(search.base, {path: search.values[path] for path in importing})
     unfinished = (x for x in folders if read_trial_outcome(x).state in ("pending", "stopped"))
     if ray is None:
         train = partial(train_trial, threads=trials.get_threads_per_job(jobs))
@@ -161,7 +161,7 @@ def _train_locked(folder: Path, threads: int | None) -> grid.Outcome:
 
         return train_search_trial(folder, threads=threads)
     config = read_options(Config, folder / grid.TRIAL_FILE)
-    config = trials.make_trial_config(config, config.name, folder, threads=threads)
+    config = trials.prepare_trial_config(config, config.name, folder, threads=threads)
     return grid.Outcome("diverged" if "diverged" in trials.train_or_resume(config).card else "done")
 
 
@@ -208,7 +208,7 @@ class TrialStatus(NamedTuple):
     Attributes:
         id: name of the trial's directory.
         arm: settings that differ among the trials; the name of the preset if none does.
-        env: environment.
+        task: environment.
         state: pending, running, stopped, or the state of its outcome.
         env_steps: environment steps of its runs so far.
         return_100: last mean return of 100 episodes, averaged over its runs; None without one.
@@ -218,7 +218,7 @@ class TrialStatus(NamedTuple):
 
     id: str
     arm: str
-    env: str
+    task: str
     state: str
     env_steps: int
     return_100: float | None
@@ -237,15 +237,15 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     """
     configs = {x: read_options(Config, x / grid.TRIAL_FILE) for x in list_trial_folders(directory)}
     tasks = {folder: get_task(config.env.id, config) for folder, config in configs.items()}
-    first, *others = [_list_changes(config) for config in configs.values()]
+    first, *others = [_format_changes_from_preset(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
-        TrialStatus(folder.name, arm, str(tasks[folder]), *_read_progress(folder), shared)
+        TrialStatus(folder.name, arm, str(tasks[folder]), *_read_trial_status(folder), shared)
         for folder, arm in label_configs(configs, tasks).items()
     ]
 
 
-def _list_changes(config: Config) -> list[str]:
+def _format_changes_from_preset(config: Config) -> list[str]:
     """List the name of a configuration, and the options that differ from its preset."""
     usual = (PRESETS[config.name].config if config.name in PRESETS else Config()).values()
     return [config.name, *(
@@ -254,7 +254,7 @@ def _list_changes(config: Config) -> list[str]:
     )]  # fmt: skip
 
 
-def _read_progress(folder: Path) -> tuple[str, int, float | None, float | None]:
+def _read_trial_status(folder: Path) -> tuple[str, int, float | None, float | None]:
     """Read state, steps, last return and score of the trial in a directory."""
     outcome, steps, returns = read_trial_outcome(folder), 0, list[float]()
     for run in folder.glob("runs/*"):
