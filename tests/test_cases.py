@@ -184,7 +184,7 @@ NORM = {"obs_norm.statistics": "moments"}
 @pytest.mark.parametrize(
     ("space", "changes", "value"),
     [*((space, IMAGE, 0) for space in FROM_BOUNDS), *((space, IMAGE, 200) for space in FROM_FIRST),
-     (image(255), MLP, 0), (image(), MLP, 200),
+     (image(255), MLP, 0), (image(), MLP, 200), (Box(0, 255, (12, 8), np.uint8), MLP, 0),
      (gym.spaces.Dict(image=image(255), place=VECTOR), IMAGE, 0),
      (gym.spaces.Dict(image=image(255), place=VECTOR), MLP, 0),
      (gym.spaces.Dict(image=image(), place=VECTOR), MLP, 200),
@@ -207,6 +207,7 @@ def test_floats_of_bytes_are_refused(
     [(image(1), IMAGE, 1), (image(1), IMAGE | NORM, 1), (image(255), IMAGE | NORM, 200),
      (image(10), IMAGE, 10), (image(low=-np.inf), IMAGE, 3), (image(1), MLP, 1),
      (Box(-500, 500, (4, 12, 3), np.float32), MLP, 200), (Box(0, 255, (12,), np.uint8), MLP, 0),
+     (Box(0, 255, (12, 5), np.uint8), MLP, 0), (Box(0, 9, (12, 12), np.uint8), MLP, 0),
      (gym.spaces.Dict(image=image(255), place=VECTOR),
       {"model.policy_obs": ("place",), "model.value_obs": ("place",)} | IMAGE, 200)],
 )  # fmt: skip

@@ -253,25 +253,28 @@ def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generat
 
 
 def check_image_scale(space: gym.Space[Any], encoder: str, obs: Any = None) -> None:
-    """Check that images not of uint8, which are not divided by 255, are at most 100.
+    """Check that images that are not divided by 255, as those of uint8 are, are at most 100.
+
+    Such are arrays of three axes of another dtype, and of two axes of uint8.
 
     Args:
         space: observation space.
-        encoder: `model.encoder`; `mlp`: two axes below 8 make it no image.
+        encoder: `model.encoder`; `mlp`: with one long axis alone, of 8 and more, it is no image.
         obs: observations to check instead of the bounds of `space`; None: the bounds.
 
     Raises:
-        ValueError: an image, of another dtype than uint8, has numbers above 100.
+        ValueError: such an image has numbers above 100.
     """
     for path, part in leaves(space):
-        if not isinstance(part, gym.spaces.Box) or len(part.shape) != 3 or is_image(part):
+        num_axes = 2 if part.dtype == "uint8" else 3
+        if not isinstance(part, gym.spaces.Box) or len(part.shape) != num_axes:
             continue
-        if encoder == "mlp" and sorted(part.shape)[1] < 8:
+        if encoder == "mlp" and sorted(part.shape)[-2] < 8:
             continue
         high = float((part.high if obs is None else get_part(obs, path)).max())
         if high > 100 and (obs is not None or high < 2**16):
             given = f"observation_space has {part}, an image of {part.dtype} up to {high:g}"
-            rule = "uint8, which is divided by 255, or at most 1"
+            rule = "three axes of uint8, which is divided by 255, or at most 1"
             raise ValueError(f"{given}; expected {rule}. Or use obs_norm.statistics moments")
 
 
