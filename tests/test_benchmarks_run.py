@@ -66,6 +66,17 @@ def test_learning(script: ModuleType, tmp_path: Path) -> None:
 
 
 @long
+def test_before_after(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "TASKS", {"small": f"cartpole-ppo {SHORT} --total-env-steps 256"})
+    program, table = Path(sys.executable).with_name("phasicrl"), tmp_path / "speed.csv"
+    run(script, table, "--before", program, "--rounds", "2")
+    checkouts = [row["checkout"] for row in rows_of(table)]
+    assert checkouts == ["before", "after", "after", "before"]  # in alternating order
+    assert columns(table, "task", "seed") == [{"small"}, {"1", "2"}]
+    assert all(float(row["steps_per_second"]) > 0 for row in rows_of(table))
+
+
+@long
 def test_agents(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def release_fast(*args: object, **options: object) -> object:
         return release(*args, **options, episodes=2)  # type: ignore[arg-type]

@@ -291,10 +291,8 @@ def _task_presets() -> list[Preset]:
         ppg = ppo.with_updates({"name": f"{task}-ppg", "aux": aux})
         env = ppo.env.id.partition(":")[2] + ", no velocity" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
-        presets += [
-            Preset(ppo, f"PPO on {env}, {steps}", "ours"),
-            Preset(ppg, f"PPG on {env}, {steps}", "ours", parent=ppo.name),
-        ]
+        presets.append(Preset(ppo, f"PPO on {env}, {steps}", "ours"))
+        presets.append(Preset(ppg, f"PPG on {env}, {steps}", "ours", parent=ppo.name))
     return presets
 
 

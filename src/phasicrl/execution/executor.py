@@ -51,6 +51,8 @@ class Executor:
 
     def upload(self, tensor: Tensor) -> Tensor:
         """Copy a tensor from the environments to the device, without waiting for the copy."""
+        if tensor.device == self.device:
+            return tensor
         if tensor.device.type == "cpu" and self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=self.device.type == "cuda")

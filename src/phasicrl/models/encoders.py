@@ -217,6 +217,8 @@ class ObservationReader(nn.Module):
         if self.normalizer is None:
             return obs
         numbers = self.normalizer(self._cat_boxes(obs))
+        if not self.layout.is_tree:
+            return numbers.reshape(obs.shape)
         widths = [flatdim(part) for _, part in self.boxes]
         pairs = zip(self.boxes, numbers.split(widths, -1), strict=True)
         values = {leaf.path: get_part(obs, leaf.path) for leaf in self.layout.leaves}

@@ -112,8 +112,8 @@ class PolicyHead(nn.Module):
             allowed = action_mask.index_select(-1, self.option_order)
             logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min / 4)
         log_probs = [group.log_softmax(-1).flatten(-2) for group in self._split(logits)]
-        mean_and_std = self._mean_and_std(outputs[..., self.mask_size :])
-        return self.distribution(torch.cat([*log_probs, *mean_and_std], -1))
+        normals = self._mean_and_std(outputs[..., self.mask_size :]) if self.num_continuous else []
+        return self.distribution(torch.cat([*log_probs, *normals], -1))
 
     def distribution(self, dist_params: Float[Tensor, "*shape P"]) -> Policy:
         """Build the action distributions `[…]` from their parameters `[…, P]`."""
@@ -177,8 +177,8 @@ class PolicyHead(nn.Module):
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
         if config.std not in ("fixed", "range"):
-            passed = (std - std.detach()).nan_to_num()  # so that a bounded std can come back
-            std = std.detach().clamp(config.min_std, config.max_std) + passed
+            bounded = std.detach().clamp(config.min_std, config.max_std)
+            std = bounded + (std - std.detach())  # with a gradient, so that it can come back
         return [mean, std.expand_as(mean)]
 
 

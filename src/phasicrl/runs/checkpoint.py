@@ -127,7 +127,10 @@ def _write_rank_state(
     json_tree = extract_tensors(state, "", tensors)
     for name, make in {"tensors": lambda: tensors, **chunk_makers}.items():
         file = f"{prefix}{name}.safetensors"
-        if name in chunk_makers and file in known and _try_link(previous / file, temporary / file):
+        if name in chunk_makers and file in known:
+            with suppress(OSError):  # a file system without hard links
+                os.link(previous / file, temporary / file)
+        if (temporary / file).exists():
             digests[file] = known[file]
         else:
             save_tensors(make(), temporary / file)
@@ -271,13 +274,6 @@ def _write_flushed_json(path: Path, value: Any) -> None:
     """Write JSON and flush it to the disk."""
     path.write_text(json.dumps(value), encoding="utf-8")
     fsync_path(path)
-
-
-def _try_link(source: Path, target: Path) -> bool:
-    """Make a hard link; return False if the file system has none."""
-    with suppress(OSError):
-        os.link(source, target)
-    return target.exists()
 
 
 def hash_file(path: Path) -> str:

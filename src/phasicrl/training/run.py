@@ -289,7 +289,12 @@ class Run(AbstractContextManager["Run"]):
         In a run of one process, a full disk causes a warning only.
         """
         self.back_up_state()
-        if not self.world.all_reduce_any(self.world.is_first and self._is_checkpoint_due()):
+        every = self.config.checkpoint
+        minutes, count = every.every_minutes, every.every_iterations
+        is_due = minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes
+        if count is not None and not self.buffer.aux_progress:
+            is_due = is_due or self.iteration % count == 0
+        if not self.world.all_reduce_any(self.world.is_first and is_due):
             return
         try:
             self._write_backup_checkpoint()
@@ -299,14 +304,6 @@ class Run(AbstractContextManager["Run"]):
             self._last_save = time.perf_counter()
             text = f"no checkpoint at {self.env_steps:,} steps ({error}); training continues"
             self.metrics_log.show_message(f"warning: {text}")
-
-    def _is_checkpoint_due(self) -> bool:
-        """Return whether a checkpoint is due by time or number of iterations."""
-        every = self.config.checkpoint
-        minutes, count = every.every_minutes, every.every_iterations
-        if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
-            return True
-        return not self.buffer.aux_progress and count is not None and self.iteration % count == 0
 
     def back_up_state(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
