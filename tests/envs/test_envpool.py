@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout
+from phasicrl.system.machine import num_cores
 from tests.envs.acting import draw_action
 from tests.faults.harness import wait_for
 from tests.helpers import skip_without_envpool
@@ -387,6 +389,19 @@ def test_close_ends_the_threads() -> None:
     # A thread that is joined leaves the kernel's list a moment later.
     wait_for(lambda: added.isdisjoint(os.listdir("/proc/self/task")))
     assert step.shape == (8, 4)
+
+
+@pytest.mark.skipif(num_cores() < (os.cpu_count() or 1), reason="some cores are not usable")
+def test_threads_have_a_core_each_if_there_are_as_many() -> None:
+    before = set(os.listdir("/proc/self/task"))
+    config = EnvConfig(id="envpool:HalfCheetah-v5", num_envs=num_cores())
+    with closing(make_envs(config, seed=0)) as envs:
+        envs.reset()
+        found = list[set[int]]()
+        for thread in set(os.listdir("/proc/self/task")) - before:
+            with suppress(ProcessLookupError):  # one that has ended
+                found.append(os.sched_getaffinity(int(thread)))
+    assert all({core} in found for core in range(num_cores()))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")

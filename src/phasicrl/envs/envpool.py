@@ -105,15 +105,16 @@ class EnvPoolEnv(NumpyVectorEnv):
         # Synchronizing a second thread takes longer than a step of these.
         is_fast = family in ("envpool.classic_control", "envpool.toy_text")
         num_threads = min(threads or (1 if is_fast else num_cores()), num_envs)
-        kwargs: dict[str, Any] = {"num_envs": num_envs, "num_threads": num_threads}
+        # Linux may leave two threads on one core for the time of a short step.
+        offset = 0 if num_threads == os.cpu_count() else -1
+        kwargs = dict(num_envs=num_envs, num_threads=num_threads, thread_affinity_offset=offset)
         envpool = import_envpool(procgen=self._is_procgen)
         before = os.listdir(_THREAD_DIR)
         self._pool: Any = envpool.make_gymnasium(task_id, seed=local.seeds(), **kwargs, **options)
         # A single thread of the pool computes only while this one waits, and starts fastest on the
         # same core: waking another core takes longer than a fast step (docs/performance.md).
         new = {*os.listdir(_THREAD_DIR)} - {*before} if num_threads == 1 else ()
-        self._pool_threads = [int(thread) for thread in new]
-        self._core = -1
+        self._pool_threads, self._core = [int(thread) for thread in new], -1
         self._get_current_core = ctypes.CDLL(None).sched_getcpu
         info_keys = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         self._step_pool, self._reset_pool = make_step_and_reset(self._pool, info_keys)

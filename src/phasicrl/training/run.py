@@ -292,8 +292,7 @@ class Run(AbstractContextManager["Run"]):
         every = self.config.checkpoint
         minutes, count = every.every_minutes, every.every_iterations
         is_due = minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes
-        if count is not None and not self.buffer.aux_progress:
-            is_due = is_due or self.iteration % count == 0
+        is_due |= count is not None and not self.buffer.aux_progress and self.iteration % count == 0
         if not self.world.all_reduce_any(self.world.is_first and is_due):
             return
         try:
