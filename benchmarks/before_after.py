@@ -32,7 +32,7 @@ TASKS = {
     "procgen-ppg": f"procgen-ppg-single {PROCGEN} --total-env-steps 16384 {BF16} --aux.every 2 "
     "--compute.aux-precision bf16",
 }
-FIELDS = ["task", "checkout", "commit", "seed", "steps_per_second"]
+FIELDS = ["task", "checkout", "commit", "round", "steps_per_second"]
 
 
 def measure(program: Path, words: str, seed: int) -> tuple[str, float]:
@@ -53,7 +53,7 @@ def main(output: Path, /, before: Path, rounds: int = 5, tasks: tuple[str, ...] 
     """Measure tasks in turn, and write each run to the table as soon as it has ended."""
     programs = {"before": before, "after": Path(sys.executable).with_name("phasicrl")}
     with output.open("w", newline="") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(FIELDS)
         for task in tasks or TASKS:
             rates = {name: list[float]() for name in programs}

@@ -11,6 +11,7 @@ from phasicrl.lab.export.export import export_policy, play_exported
 from phasicrl.lab.export.package import EVALUATION_FILE, check_package_hashes
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
+from phasicrl.training.acting import load
 from phasicrl.training.evaluate import evaluate
 from tests.helpers import skip_without_envpool
 
@@ -33,6 +34,7 @@ def test_an_agent_plays_as_its_evaluation_says() -> None:
     assert said["policy"] == "greedy" and set(said["returns"]) == {500.0}
     (greedy,) = evaluate("cartpole-ppg", episodes=3, policies=("greedy",), seed=1)
     assert greedy.returns == (500.0, 500.0, 500.0)
+    assert [load("cartpole-ppg").act([0.0, 0, lean, 0]) for lean in (-0.1, 0.1)] == [0, 1]
 
 
 def test_an_export_is_not_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_before_after(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     run(script, table, "--before", program, "--rounds", "2")
     checkouts = [row["checkout"] for row in rows_of(table)]
     assert checkouts == ["before", "after", "after", "before"]  # in alternating order
-    assert columns(table, "task", "seed") == [{"small"}, {"1", "2"}]
+    assert columns(table, "task", "round") == [{"small"}, {"1", "2"}]
     assert all(float(row["steps_per_second"]) > 0 for row in rows_of(table))
 
 

@@ -61,8 +61,8 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
         assert main(["train", *start, *others, "--make-env", "tests.test_cli:UNNAMED"]) == 0
     renamed = map(RunDirectory, (tmp_path / "others").iterdir())
     assert [files.env_id for files in renamed] == ["tests.test_cli.UNNAMED"] * 2
-    for line in (f"evaluate {run} --episodes 2", f"resume {run}", f"train --from {run}"):
-        command = line.split()
+    for line in ("evaluate {} --episodes 2", "export {}", "resume {}", "train --from {}"):
+        command = line.format(run).split()
         text = error_of(capsys, *command)
         assert "--make-env" in text and (own in text or command[0] == "train")
         more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []
@@ -134,6 +134,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --lr 1e-3 --n-envs=8", "'--env.num-envs'"),
         ("train classic-ppo --ppo clip=0.1", "'--ppo.clip'"),
         ("train classic-ppo --log.tensorboard False", "--log.no-tensorboard"),
+        ("train classic-ppo --log.tensorboard=false", "--log.no-tensorboard"),
         ("train classic-ppo --track", "--log.wandb"),
         ("train classic-ppo --num-epochs 4", "'--ppo.policy-epochs' or '--ppo.value-epochs'"),
         ("train classic-ppo classic-ppo", "unknown argument 'classic-ppo'"),

@@ -72,6 +72,7 @@ def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
         (0, torch.zeros(2, 4), r"obs of shape \(2, 4\); expected .*\(2, 3\)"),
         (0, np.zeros((2, 3)), "obs of type ndarray; expected a tensor"),
         (0, {"pixels": torch.zeros(2, 3)}, "obs of type dict; expected a tensor"),
+        (0, torch.full((2, 3), 1e300, dtype=torch.float64), "not finite as float32"),
         (1, torch.tensor([math.inf, 0]), "not finite"),
         (1, torch.zeros(2, 1), r"reward of shape \(2, 1\)"),
         (2, torch.tensor(False), "terminated of shape"),

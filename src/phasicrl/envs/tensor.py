@@ -256,8 +256,8 @@ class TensorVectorEnv:
         if not is_valid.all():
             raise EnvError(
                 f"{self.name}: {call_name} returned, up to step {self._num_steps}, an observation "
-                "or reward that is not finite or outside its space, or a mask that allows nothing"
-                "; repair the simulator"
+                "or reward that is not finite as float32 or outside its space, or a mask that "
+                "allows nothing; repair the simulator"
             )
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from phasicrl.lab.export.package import (
 )
 from phasicrl.runs.checkpoint import hash_file
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.training.acting import load
 from phasicrl.training.evaluate import Evaluation, evaluate
 from tests.helpers import corridor, rows_of, stop_at, tiny
 from tests.lab.analysis.runs import make_run
@@ -51,10 +52,12 @@ def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path:
     wanted = evaluate(run, episodes=4, make_env=corridor)
     assert list(made.evaluations) == evaluate(made.path, episodes=4, make_env=corridor) == wanted
     assert play_exported(made.path, episodes=4, make_env=corridor) == wanted[0]
+    values = [load(path, make_env=corridor).value([1.0, 0]) for path in (run, made.path)]
+    assert values[0] == values[1]
     written = json.loads((made.path / "evaluation.json").read_text())["results"]
     assert [tuple(each["returns"]) for each in written] == [each.returns for each in wanted]
-    again = train(tiny(tmp_path / "runs", init_from=str(made.path)), make_env=corridor)
-    assert again.env_steps == 128
+    config = tiny(tmp_path / "runs", init_from=str(made.path))
+    assert train(config, make_env=corridor).env_steps == 128
     for name in files:
         if name != "policy.onnx":
             assert str(tmp_path).encode() not in (made.path / name).read_bytes(), name

@@ -12,7 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -20,11 +19,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig, ModelConfig
 from phasicrl.envs.protocol import EnvError
-from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.lab.film import video
 from phasicrl.lab.film.filming import enlarge, tile
 from phasicrl.lab.film.video import film
 from phasicrl.training.evaluate import Evaluation
+from tests.envs.test_vector import sync
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
 
@@ -53,12 +52,7 @@ def test_pixels_are_repeated_and_sides_are_even() -> None:
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
-def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
-    same_step = AutoresetMode.SAME_STEP
-    return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=same_step)
-
-
-@pytest.mark.parametrize("own", [{"make_env": Image}, {"make_vector_env": vectors(Image)}])
+@pytest.mark.parametrize("own", [{"make_env": Image}, {"make_vector_env": sync(Image)}])
 def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path, own: Any) -> None:
     run = train(tiny(tmp_path, model=SMALL_IMAGES), **own)
     path, result = film(run.directory, episodes=2, num_envs=1, size=64, **own)
@@ -141,6 +135,7 @@ def test_what_a_function_of_a_module_makes_is_filmed(tmp_path: Path, function: A
     np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
     np.full((16, 32, 3), -0.1), np.full((16, 32, 3), 255.1), np.full((16, 32, 3), np.nan), 0.5,
     RuntimeError, ValueError, [np.zeros((16, 32, 3), np.uint8), np.zeros((8, 32, 3), np.uint8)],
+    (np.zeros((16, 32, 3), np.uint8), "x"),
 ])  # fmt: skip
 def test_arrays_that_are_not_images_are_refused(tmp_path: Path, shown: Any) -> None:
     class Shows(Drawn):
@@ -177,7 +172,7 @@ def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
             image[..., 1] = kind(0.4 * largest)
             return image
 
-    envs: Any = {"make_vector_env": vectors(Shows)} if in_vector else {"make_env": Shows}
+    envs: Any = {"make_vector_env": sync(Shows)} if in_vector else {"make_env": Shows}
     run = train(tiny(tmp_path), **envs)
     path, _ = film(run.directory, episodes=1, size=16, **envs)
     last = read_film(path, 16, 32)[-1]
@@ -201,7 +196,7 @@ def test_the_newest_of_a_list_of_images_is_filmed(tmp_path: Path) -> None:
 
 def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path) -> None:
     """Two corridors side by side; each image is as bright as the cell is far."""
-    own = {"make_vector_env": vectors(Drawn)}
+    own = {"make_vector_env": sync(Drawn)}
     run = train(tiny(tmp_path), **own)  # type: ignore[arg-type]
     path, result = film(run.directory, episodes=2, num_envs=2, size=16, **own)  # type: ignore[arg-type]
     images = read_film(path, 16, 66)[:, :, np.r_[:32, 33:65]].astype(int)  # without the line
@@ -215,9 +210,9 @@ def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path
 
 
 def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:
-    run = train(tiny(tmp_path), make_vector_env=vectors(Corridor))
+    run = train(tiny(tmp_path), make_vector_env=sync(Corridor))
     with pytest.raises(ValueError, match="no images to film; expected render_mode='rgb_array'"):
-        film(run.directory, make_vector_env=vectors(Corridor))
+        film(run.directory, make_vector_env=sync(Corridor))
 
     blind = type("Blind", (SyncVectorEnv,), {"render": lambda _: None})
     message = r"returned a NoneType, not an array; expected \[1, height, width, 3 or"

@@ -204,7 +204,6 @@ def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ('{"values": 3}', "values is 3"),
         ('{"values": {"ppo.clip": 3}}', "expected a list"),
         ('{"values": {"ppo.clip": [1]}, "seeds": ["a"]}', "seeds is 'a'"),
-        ('{"values": {"ppo.clip": [1]}, "rungs": "a"}', "rungs is 'a'"),
         ('{"values": {"env.id": ["gymnasium:sent_with_it:X-v0"]}}', "add --import sent_with_it"),
         ('{"values": {"imports": [["sent_with_it"]]}}', "add --import sent_with_it"),
         ('{"values": {"ppo.clip": [1]}, "base": {"env": {"id": "gymnasium:sent_with_it:X-v0"}}}',
