@@ -177,8 +177,9 @@ class PolicyHead(nn.Module):
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
         if config.std not in ("fixed", "range"):
-            bounded = std.detach().clamp(config.min_std, config.max_std)
-            std = bounded + (std - std.detach())  # with a gradient, so that it can come back
+            passed = std - std.detach()  # so that a bounded std can come back
+            passed = passed if config.max_std is None else passed.nan_to_num()  # of ∞ − ∞
+            std = std.detach().clamp(config.min_std, config.max_std) + passed
         return [mean, std.expand_as(mean)]
 
 
