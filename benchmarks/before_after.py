@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from scipy import stats
+from versus import median_and_interval
 
 PROCGEN = "--env.id starpilot --env.num-envs 16 --ppo.num-steps 128"
 BF16 = "--compute.policy-precision bf16"
@@ -64,11 +64,11 @@ def main(output: Path, /, before: Path, rounds: int = 5, tasks: tuple[str, ...] 
                     table.writerow([task, name, commit, seed, f"{rate:.1f}"])
                     file.flush()
             ratios = np.divide(rates["after"], rates["before"])
-            mean, error = np.log(ratios).mean(), stats.sem(np.log(ratios))
-            low, high = np.exp(stats.t.interval(0.95, rounds - 1, mean, error))
+            found = median_and_interval(ratios, np.random.default_rng(0))
             medians = ", ".join(f"{x} {statistics.median(rates[x]):,.0f}" for x in rates)
-            text = f"{task}: {medians} steps/s, ratio {statistics.median(ratios):.3f}"
-            print(f"{text} [{low:.3f}, {high:.3f}]", flush=True)
+            low, high = found["interval"]
+            text = f"{task}: {medians} steps/s, ratio {found['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+            print(text, flush=True)
 
 
 if __name__ == "__main__":

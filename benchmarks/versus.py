@@ -353,12 +353,13 @@ def summarize(runs: list[dict[str, Any]], contestants: list[Contestant]) -> list
                 rounds = sorted(rates[ours.name].keys() & theirs.keys())
                 if rounds:
                     ratios = [rates[ours.name][number] / theirs[number] for number in rounds]
-                    row["ratios"][ours.name] = _median_and_interval(np.array(ratios), generator)
+                    row["ratios"][ours.name] = median_and_interval(np.array(ratios), generator)
         rows.append(row)
     return rows
 
 
-def _median_and_interval(ratio: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
+def median_and_interval(ratio: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
+    """Return the median of ratios `[n]`, and its 95 % interval; of fewer than five their range."""
     count, drawn, ends = len(ratio), ratio, (0.0, 1.0)
     if count >= 5:
         drawn = np.median(generator.choice(ratio, (2000, count)), axis=1)
