@@ -15,7 +15,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import phasicrl
-from phasicrl.config import AuxConfig, Config, EnvConfig
+from phasicrl.config import AuxConfig, EnvConfig
 from phasicrl.envs.bridge import EnvSlice
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
@@ -59,8 +59,8 @@ def test_cartpole_is_that_of_gymnasium_also_where_episodes_end(limit: int) -> No
 def test_where_both_flags_are_set_the_episode_terminates() -> None:
     from phasicrl.envs.gymnax import make_simulator
 
-    envs = make("gymnax:DeepSea-bsuite")
-    simulator = make_simulator("DeepSea-bsuite", {}, EnvSlice(4, 1))
+    name = "DeepSea-bsuite"
+    envs, simulator = make(f"gymnax:{name}"), make_simulator(name, {}, EnvSlice(4, 1))
     envs.reset()
     simulator.reset(seed=1)
     action = torch.zeros(4, dtype=torch.int64)
@@ -95,7 +95,8 @@ def test_the_return_of_2048_is_what_its_final_board_was_merged_from() -> None:
 
 TRAPS = (
     "gymnax:FrozenLake-misc", "gymnax:FourRooms-misc", "gymnax:UmbrellaChain-bsuite",
-    "gymnax:Catch-bsuite", "gymnax:Pendulum-v1", "pgx:minatar-asterix",
+    "gymnax:Catch-bsuite", "gymnax:Pendulum-v1", "pgx:minatar-asterix", "pgx:minatar-freeway",
+    "pgx:minatar-seaquest", "pgx:minatar-space_invaders",
 )  # fmt: skip
 """Discrete and integer observations, integer rewards, weak dtypes, states without numbers."""
 
@@ -143,10 +144,6 @@ def test_sticky_actions_can_be_turned_off() -> None:
 CARTPOLE = "gymnax:CartPole-v1"
 
 
-def config_of(tmp_path: Path, env_id: str, aux: AuxConfig, **changes: Any) -> Config:
-    return tiny(tmp_path, aux=aux).with_updates({"env.id": env_id} | changes)
-
-
 @pytest.mark.parametrize(
     ("env_id", "aux", "memory"),
     [(CARTPOLE, OFF, "none"), (CARTPOLE, tiny_aux(), "none"), (CARTPOLE, OFF, "lstm"),
@@ -155,7 +152,7 @@ def config_of(tmp_path: Path, env_id: str, aux: AuxConfig, **changes: Any) -> Co
 def test_a_run_is_resumed_to_the_same_bits(
     tmp_path: Path, env_id: str, aux: AuxConfig, memory: str
 ) -> None:
-    config = config_of(tmp_path, env_id, aux, **{"model.memory": memory})
+    config = tiny(tmp_path, aux=aux).with_updates({"env.id": env_id, "model.memory": memory})
     whole, part = phasicrl.train(config), phasicrl.train(config, callbacks=stop_at(2))
     assert part.iteration == 2
     assert_same_run(whole, phasicrl.resume(part.directory))

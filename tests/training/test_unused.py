@@ -58,13 +58,11 @@ CORRIDOR: dict[str, dict[str, Any]] = {
 def test_an_option_without_effect_is_reported_when_a_run_starts(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = CORRIDOR[path] | {"log.console": "plain"}
-    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).resources.close()
+    plain = tiny(tmp_path).with_updates({"log.console": "plain"})
+    start_run(plain.with_updates(CORRIDOR[path]), make_env=corridor).resources.close()
     text = capsys.readouterr().out
     assert f"{path}: no effect without" in text, text
-    start_run(
-        tiny(tmp_path).with_updates({"log.console": "plain"}), make_env=corridor
-    ).resources.close()
+    start_run(plain, make_env=corridor).resources.close()
     assert "no effect" not in capsys.readouterr().out
 
 

@@ -6,6 +6,7 @@ No screen is needed. Kind: effects.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import subprocess
 from collections.abc import Callable, Iterator
@@ -216,6 +217,8 @@ def _make_gym_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
     """Make Gymnasium's environments of the same name, which render images."""
     config, user_env, env_id = saved.config, saved.env_objects["make_env"], name.partition(":")[2]
     spec = gym.registry.get(env_id, gym.registry.get(env_id.rpartition(":")[2]))
+    if user_env and "render_mode" in inspect.signature(user_env).parameters:
+        user_env = partial(user_env, render_mode="rgb_array")
     is_mujoco = not user_env and str(spec and spec.entry_point).startswith("gymnasium.envs.mujoco.")
     # A fixed camera would lose a runner.
     options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
