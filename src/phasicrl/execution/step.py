@@ -223,6 +223,8 @@ class CompiledUpdate:
         """Clip the gradients, step, and return the norm before clipping, 0-d."""
         groups = [[gradients[i] for i in members] for members in self._clip_group_indices]
         # Parameter by parameter: faster in compiled code than kernels for many tensors.
+        # A flat vector would save 5 to 12 % of a step of 64 × 64 networks, but checkpoints, acting
+        # and each optimizer would have to share its storage.
         scaled, norm = optimize.clip_gradients(groups, self._settings.max_grad_norm, foreach=False)
         for i, gradient in zip(chain(*self._clip_group_indices), chain(*scaled), strict=True):
             gradients[i] = gradient
