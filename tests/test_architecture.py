@@ -110,7 +110,7 @@ LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
 phasicrl.config: ActionSelection EXECUTION_OPTIONS Levels format_value require_imports
-phasicrl.config_io: atomic_write read_json read_options write_json
+phasicrl.config_io: atomic_write read_instance read_json write_json
 phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: get_gym_maker get_time_limit make_envs
 phasicrl.envs.protocol: LIMIT_HINT
@@ -121,7 +121,7 @@ phasicrl.runs.checkpoint: hash_file
 phasicrl.runs.directory: CONFIG_FILE METRICS_FILE RunDirectory WeightsKind get_run_directory
 phasicrl.runs.lock: LOCK_FILE RunLock
 phasicrl.runs.metrics: METRICS
-phasicrl.system.machine: import_optional num_cores
+phasicrl.system.machine: import_extra num_cores
 phasicrl.system.signals: SignalHandler call_on_parent_exit
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run

@@ -37,7 +37,7 @@ def procgen_env(
 
     # Before EnvPool is imported; the file depends on nothing.
     libraries = runpy.run_path(str(ROOT / "src" / "phasicrl" / "envs" / "native.py"))
-    libraries["load_graphics_libraries"]()
+    libraries["load_envpool_libraries"]()
     libraries["load_qt"]()
     import envpool
 

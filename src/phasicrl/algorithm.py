@@ -121,12 +121,12 @@ def resume(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files = get_run_directory(run_dir)
-    compute = files.config.compute
+    run_directory = get_run_directory(run_dir)
+    compute = run_directory.config.compute
     given = {"accept_config_changes": accept_config_changes, "total_env_steps": total_env_steps}
     with (
         connect_ranks(device=compute.device, timeout=compute.rank_timeout) as world,
-        restore_run(files.path, world=world, **given, **user_objects) as run,
+        restore_run(run_directory.path, world=world, **given, **user_objects) as run,
     ):
         learn(run)
         run.finish()

@@ -27,7 +27,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from phasicrl.config import Config, format_value, get_defaults, get_option_docs, require_imports
-from phasicrl.config_io import escape_control_chars, read_options, suggest_name
+from phasicrl.config_io import escape_control_chars, read_instance, suggest_name
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
 from phasicrl.runs.directory import AGENTS_FOLDER, get_run_directory
 from phasicrl.system.signals import exit_on_preemption
@@ -350,7 +350,7 @@ def parse_config_and_options(
             raise ValueError("--from is empty; expected the path of a run or a config.json")
         path = Path(words[1])
         run = get_run_directory(path.parent if path.is_file() else path)
-        base = read_options(Config, path) if path.is_file() else run.config
+        base = read_instance(Config, path) if path.is_file() else run.config
         is_trial = (run.path.resolve().parent.parent / "trial.json").is_file()  # it is in a sweep
         if is_trial or run.path.parent == AGENTS_FOLDER:
             base = base.with_updates({"output_dir": Config().output_dir, "log.console": "auto"})

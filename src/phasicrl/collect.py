@@ -128,7 +128,7 @@ class Collector:
         """
         rollout.state.copy_(self._state)
         rollout.first[:, 0] = self._first
-        finals, outcomes, infos = dict[int, tuple[Tensor, Tensor]](), [], []
+        final_by_t, outcomes, infos = dict[int, tuple[Tensor, Tensor]](), [], []
         for t in range(rollout.first.shape[1]):
             # Store the observation, sample an action, step the environments.
             rollout.obs[:, t] = self._obs
@@ -140,7 +140,7 @@ class Collector:
                 raise
             # `step.obs` is already the next episode's first observation where one ended.
             if self.bootstrap_truncation and step.final_obs is not None:
-                finals[t] = step.final_obs, self._state
+                final_by_t[t] = step.final_obs, self._state
             ended = step.terminated | step.truncated
             outcomes.append((step.reward, step.terminated, step.truncated, ended))
             infos.append(step.info)
@@ -153,7 +153,7 @@ class Collector:
         for buffer, values in zip(buffers, (reward, terminated, truncated), strict=True):
             buffer.copy_(self.executor.upload(values).t())
         steps = {**info, "reward": reward, "terminated": terminated, "ended": ended}
-        return self._find_truncations(truncated, finals), steps
+        return self._find_truncations(truncated, final_by_t), steps
 
     def sample_and_store_actions(self, rollout: Rollout, t: int) -> Tensor:
         """Sample the actions of step t, and return them in the environments' format, `[B, …]`.
@@ -196,17 +196,17 @@ class Collector:
         return self.agent.value(*segments.inputs, precision=self._precision)
 
     def _find_truncations(
-        self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]
+        self, truncated: Tensor, final_by_t: dict[int, tuple[Tensor, Tensor]]
     ) -> list[StepTruncations]:
         """Return the truncated episodes of a rollout, with final observations and memory states.
 
         Args:
             truncated: `[T, B]` bool.
-            finals: final observations and memory states `[B, …]` of steps that ended episodes.
+            final_by_t: final observations and memory states `[B, …]` of steps that ended episodes.
         """
         truncations: list[StepTruncations] = []
-        for t, pairs in groupby(truncated.nonzero().tolist() if finals else [], lambda x: x[0]):
-            (final_obs, state), rows = finals[t], torch.tensor([env for _, env in pairs])
+        for t, pairs in groupby(truncated.nonzero().tolist() if final_by_t else [], lambda x: x[0]):
+            (final_obs, state), rows = final_by_t[t], torch.tensor([env for _, env in pairs])
             envs, obs = map(self.executor.upload, (rows, final_obs[rows]))
             truncations.append(StepTruncations(t, envs, obs, state[envs]))
         return truncations

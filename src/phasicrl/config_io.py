@@ -82,7 +82,7 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not text ({error}); expected UTF-8") from None
 
 
-def read_options(options_type: type[T], path: Path) -> T:
+def read_instance(options_type: type[T], path: Path) -> T:
     """Read the file that `write_json` made from an instance of the dataclass `options_type`.
 
     Raises:

@@ -94,9 +94,9 @@ class World:
         """Return the picklable values of all ranks, in order."""
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * self.size
-        self._run_collective(dist.all_gather_object, values, value)
-        return values
+        values_by_rank: list[Any] = [None] * self.size
+        self._run_collective(dist.all_gather_object, values_by_rank, value)
+        return values_by_rank
 
     def broadcast_object(self, value: T) -> T:
         """Return rank 0's picklable value on all ranks."""

@@ -31,7 +31,7 @@ class RunningMoments(nn.Module):
 
         All processes must pass parts of one size.
         """
-        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
+        count, mean, sum_of_squares = _count_mean_and_sum_of_squares(batch, self.mean.shape, world)
         total, delta = self.count + count, mean - self.mean
         self.sum_of_squares += sum_of_squares + delta.square() * self.count * count / total
         self.mean += delta * count / total
@@ -94,7 +94,7 @@ class EmaMoments(nn.Module):
 
         Batches of all sizes have equal weights. All processes must pass parts of one size.
         """
-        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
+        count, mean, sum_of_squares = _count_mean_and_sum_of_squares(batch, self.mean.shape, world)
         self.weight.mul_(self.decay).add_(1 - self.decay)
         share, delta = (1 - self.decay) / self.weight, mean - self.mean
         widened = self.variance + share * delta.square()
@@ -111,7 +111,7 @@ def make_moments(statistics: Statistics, *, decay: float, shape: tuple[int, ...]
     return EmaMoments(decay, shape) if statistics == "ema" else RunningMoments(shape)
 
 
-def _batch_moments(
+def _count_mean_and_sum_of_squares(
     batch: Float[Tensor, "..."], shape: torch.Size, world: World
 ) -> tuple[float, Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """Return number of samples, mean and sum of squared deviations of a batch `[*N, *shape]`.

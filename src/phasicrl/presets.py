@@ -69,7 +69,7 @@ _PPO_PAPER = _PPG_PAPER.with_updates({"name": "procgen-ppo-paper", **_TO_PPO})
 
 # Generalization from few levels to all: protocols of the Procgen paper, with evaluations of sampled
 # actions as there, and PPG and PPO as above.
-def _generalization_presets(
+def _make_generalization_presets(
     difficulty: str, source_suffix: str, num_levels: int, total_env_steps: int, *bases: Config
 ) -> list[Preset]:
     """Return presets that train on some levels, and are evaluated on these and on all levels."""
@@ -283,7 +283,7 @@ _TASK_SETTINGS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
 """PPO's options, PPG's auxiliary phase and further changes, by environment."""
 
 
-def _task_presets() -> list[Preset]:
+def _make_task_presets() -> list[Preset]:
     """Return `<environment>-ppo` and `<environment>-ppg` for every environment."""
     presets = []
     for task, (ppo, aux, changes) in _TASK_SETTINGS.items():
@@ -318,8 +318,8 @@ PRESETS: dict[str, Preset] = {
                f"{_OPPG_SOURCE}, README's PPO command; {_EASY_NOTE}", "procgen-ppg"),
         Preset(_PPO_PAPER, "PPO as published: hard, 256 envs, 100M",
                "PPG paper, figure 2", "procgen-ppo"),
-        *_generalization_presets("easy", f"; {_EASY_NOTE}", 200, 25_000_000, _PPG, _PPO),
-        *_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
+        *_make_generalization_presets("easy", f"; {_EASY_NOTE}", 200, 25_000_000, _PPG, _PPO),
+        *_make_generalization_presets("hard", "", 500, 200_000_000, _PPG_PAPER, _PPO_PAPER),
         Preset(_QUICKSTART, "PPG in ten minutes on two cores",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",
@@ -344,7 +344,7 @@ PRESETS: dict[str, Preset] = {
         Preset(_SPINNING_UP, "Spinning Up's ppo.py", "openai/spinningup, ppo.py", "compat-sb3-ppo"),
         Preset(_MVA, "source 004's PPO, InvertedPendulum",
                "source 004, sections 2 to 4", "compat-spinningup-ppo"),
-        *_task_presets(),
+        *_make_task_presets(),
     )
 }  # fmt: skip
 

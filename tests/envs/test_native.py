@@ -61,7 +61,7 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
         "source = os.environ['QT_NO_GLIB']" + FRAMES
     )
     late = run(
-        "native.load_graphics_libraries(); import envpool, envpool.procgen as p; "
+        "native.load_envpool_libraries(); import envpool, envpool.procgen as p; "
         "source = str(p._PROCGEN_IMPORT_ERROR is not None)" + FRAMES
     )
     assert usual[0] in ("system", "wheel", "not needed")
@@ -111,7 +111,7 @@ import tempfile
 real = native._try_load
 native._try_load = lambda name: name not in native.GRAPHICS_FUNCTIONS and real(name)
 native.envpool_bundles_qt = lambda: True
-answer = [native.load_graphics_libraries()]
+answer = [native.load_envpool_libraries()]
 for name in native.GRAPHICS_FUNCTIONS:
     ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
 answer.append(ctypes.CDLL("libEGL.so.1").eglGetDisplay(0))
@@ -158,9 +158,9 @@ def test_graphics_libraries_that_are_there_are_used(monkeypatch: pytest.MonkeyPa
     )
     for own_qt, source in ((False, "not needed"), (True, "system")):
         monkeypatch.setattr(native, "envpool_bundles_qt", lambda own_qt=own_qt: own_qt)
-        native.load_graphics_libraries.cache_clear()
-        assert native.load_graphics_libraries() == source
-    native.load_graphics_libraries.cache_clear()
+        native.load_envpool_libraries.cache_clear()
+        assert native.load_envpool_libraries() == source
+    native.load_envpool_libraries.cache_clear()
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Path) -> None:

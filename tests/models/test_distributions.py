@@ -184,8 +184,8 @@ def test_what_a_gpu_keeps_for_the_entropy_serves_training_too() -> None:
     A gradient step could not save tensors of that mode.
     """
     where = torch.device("meta"), torch.float32
-    distributions._quadrature.cache_clear()
+    distributions._trapezoid.cache_clear()
     with torch.inference_mode():
-        made = distributions._quadrature(*where)
-    assert distributions._quadrature(*where) is made
+        made = distributions._trapezoid(*where)
+    assert distributions._trapezoid(*where) is made
     assert not any(part.is_inference() for part in made)

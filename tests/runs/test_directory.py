@@ -19,7 +19,7 @@ import torch
 
 from phasicrl import resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
-from phasicrl.config_io import atomic_write, escape_control_chars, read_options
+from phasicrl.config_io import atomic_write, escape_control_chars, read_instance
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import find_commit
@@ -46,7 +46,7 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
 
 def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
     config = tiny(tmp_path, name="a[b]*")
-    assert RunDirectory.find_runs(config) == []
+    assert RunDirectory.find_matching_runs(config) == []
     first, second, old = (RunDirectory.make(config) for _ in range(3))
     text = (old.path / "config.json").read_text()
     (old.path / "config.json").write_text(text.replace('"schema": 2', '"schema": 1'))
@@ -56,7 +56,7 @@ def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: 
     (tmp_path / "a[b]*_corridor_s3_empty").mkdir()
     asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
     with pytest.warns(UserWarning, match="is skipped: schema is 1"):
-        found = RunDirectory.find_runs(asked)
+        found = RunDirectory.find_matching_runs(asked)
     assert sorted(run.path for run in found) == sorted((first.path, second.path))
 
 
@@ -126,7 +126,7 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
     path = files.path / "config.json"
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | {"sed": 1}))
-    for ask in (lambda: files.config, lambda: read_options(Config, path)):
+    for ask in (lambda: files.config, lambda: read_instance(Config, path)):
         with pytest.raises(ValueError, match=rf"{path}: unknown field sed .did you mean 'seed'"):
             ask()
     path.write_text(json.dumps(tree | {"env": {"id": "gymnasium:nobodys_module:X-v0"}}))

@@ -25,17 +25,17 @@ class EnvSlice(NamedTuple):
 
     Attributes:
         num_envs: number of environments.
-        seed: seed of the environments of all ranks.
+        base_seed: seed of the environments of all ranks.
         first_index: index of the first environment among those of all ranks.
     """
 
     num_envs: int
-    seed: int
+    base_seed: int
     first_index: int = 0
 
     def seeds(self) -> list[int]:
         """Derive one seed for each environment."""
-        return env_seeds(self.seed, self.num_envs, first=self.first_index)
+        return env_seeds(self.base_seed, self.num_envs, first=self.first_index)
 
 
 class NumpyStep(NamedTuple):

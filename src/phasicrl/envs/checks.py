@@ -247,7 +247,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         failure_info: dict[str, str] = {}
         while True:
             try:
-                obs, mask = self._start_episode(seed)
+                obs, mask = self._make_and_reset_env(seed)
                 return obs, mask | failure_info
             except self.error_types as error:
                 failure = self._make_error("reset", error)
@@ -330,7 +330,7 @@ class CheckedEnv(gym.Env[Any, Any]):
             close_env(self._name, self.env)
         self.env = None
 
-    def _start_episode(self, seed: int | None) -> ObsInfo:
+    def _make_and_reset_env(self, seed: int | None) -> ObsInfo:
         """Start an episode, in a new environment if there is none."""
         if self.env is None:
             if seed is None and self._seed is not None:  # replaces a failed environment

@@ -49,7 +49,7 @@ import numpy as np
 from phasicrl.config import EnvConfig, OptionValue, ProcgenDistribution
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv
 from phasicrl.envs.checks import EnvProperties
-from phasicrl.envs.native import load_graphics_libraries, load_qt
+from phasicrl.envs.native import load_envpool_libraries, load_qt
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.protocol import RestoreMethod
 from phasicrl.spaces import check_spaces, to_float32_space
@@ -220,7 +220,7 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     """
     if importlib.util.find_spec("envpool") is None:
         raise ImportError("EnvPool is not installed: pip install envpool (Linux only)")
-    load_graphics_libraries()
+    load_envpool_libraries()
     if procgen:
         load_qt()
     with suppress(ImportError):  # imported first, it does not read EnvPool's MPLBACKEND=Agg

@@ -147,7 +147,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         while True:
             self._count_restart(error)
             num_restarts += 1
-            self._local = self._local._replace(seed=env_seeds(self._local.seed, 1)[0])
+            self._local = self._local._replace(base_seed=env_seeds(self._local.base_seed, 1)[0])
             self._seeds = self._local.seeds()
             try:
                 self._vector.close()

@@ -156,15 +156,15 @@ def resolve_env_id(env_id: str) -> tuple[Backend, str]:
         envpool.import_envpool()  # raises if it is not installed
     if prefix == "gymnasium" and {bare, name} & gym.registry.keys():  # EnvPool is not imported
         return "gymnasium", name
-    by_backend: dict[Any, Collection[str]] = _list_names_by_backend(prefix)
-    for backend, known in by_backend.items():
+    names_by_backend: dict[Any, Collection[str]] = _list_names_by_backend(prefix)
+    for backend, known in names_by_backend.items():
         key = bare.lower() if backend == "procgen" else bare
         if key in known and backend == (prefix or backend):
             return backend, key if backend == "procgen" else name
-    ids = {x: f"{key}:{x}" for key in (*by_backend, prefix) for x in by_backend.get(key, ())}
+    ids = {x: f"{k}:{x}" for k in (*names_by_backend, prefix) for x in names_by_backend.get(k, ())}
     has_backend = prefix and not module  # the name may be one of another back end
     hint = suggest_name(bare.replace("NoFrameskip", ""), ids, ids if has_backend else None)
-    has_envpool = "envpool" in by_backend or prefix in SIMULATOR_BACKENDS
+    has_envpool = "envpool" in names_by_backend or prefix in SIMULATOR_BACKENDS
     missing = "" if has_envpool else " EnvPool is not installed: pip install envpool."
     raise ValueError(
         f"env.id is {env_id!r}, an unknown environment{hint}; expected an id behind procgen:, "

@@ -80,7 +80,7 @@ def load_qt_from_wheel(folder: Path, *, force_stand_ins: bool = False) -> None:
 
 
 @functools.cache
-def load_graphics_libraries() -> str:
+def load_envpool_libraries() -> str:
     """Load the graphics libraries that EnvPool 1.2.7 is linked with, and return their source.
 
     Raises:

@@ -113,7 +113,7 @@ class TensorVectorEnv:
             if get_start_and_count(x.space)[1].any()
         }
         self._actions = ActionLayout(self.action_space)
-        seed = local.seed + local.first_index
+        seed = local.base_seed + local.first_index
         # States of the global generators in the simulator's calls, by type of device.
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
@@ -353,7 +353,7 @@ def use_torch_seed(local: EnvSlice) -> Iterator[None]:
     """Seed PyTorch's global generators until the end of the block, in which a simulator is made."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=gpus):
-        torch.manual_seed(local.seed + local.first_index)
+        torch.manual_seed(local.base_seed + local.first_index)
         yield
 
 

@@ -95,7 +95,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         properties = make_properties_from_spaces(name, *spaces)
         self._widths = get_nvec(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
-            _, info = self._reset_result = self._reset_vector(seed=local.seed + local.first_index)
+            _, info = self._first_reset = self._reset_envs(seed=local.base_seed + local.first_index)
             source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
             base = getattr(vector, "unwrapped", vector)
             parts = [x.unwrapped for x in base.envs] if isinstance(base, SyncVectorEnv) else [base]
@@ -106,7 +106,7 @@ class CustomVectorEnv(NumpyVectorEnv):
 
     def _reset(self) -> ObsAndMask:
         with convert_errors(f"{self.name}: reset()"):
-            (obs, info), self._reset_result = self._reset_result or self._reset_vector(), None
+            (obs, info), self._first_reset = self._first_reset or self._reset_envs(), None
             stored = self._pack_obs(obs, "reset").copy()
             self._has_extra = warn_of_extra_obs_keys(self.name, self._properties, obs)
             return stored, self._read_mask(obs, info, np.ones(self.num_envs, bool))
@@ -134,7 +134,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             if has_reset:
                 final_obs[ended] = self._read_final_obs(info, ended, obs)
             else:
-                obs, info = self._reset_vector(options={"reset_mask": ended.copy()})
+                obs, info = self._reset_envs(options={"reset_mask": ended.copy()})
                 first = self._pack_obs(obs, "reset")
                 if not np.array_equal(first[~ended], stored[~ended]):
                     text = "changes others in reset(options={'reset_mask': …}); expected ended ones"
@@ -148,7 +148,7 @@ class CustomVectorEnv(NumpyVectorEnv):
         if not getattr(self._vector, "closed", False):
             close_env(self.name, self._vector)
 
-    def _reset_vector(self, **options: Any) -> tuple[Any, ...]:
+    def _reset_envs(self, **options: Any) -> tuple[Any, ...]:
         return check_tuple(self._vector.reset(**options), 2)
 
     def _read_final_obs(self, info: Any, ended: np.ndarray, obs: Any) -> np.ndarray:

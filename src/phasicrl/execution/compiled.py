@@ -59,7 +59,7 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return call_in_new_graph_step
 
 
-class _FunctionWithModule(nn.Module):
+class _CallWithModule(nn.Module):
     """Module whose forward calls a function that uses another module."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -76,7 +76,7 @@ def call_with_params(
 ) -> Any:
     """Call a function with the module's parameters and buffers replaced by tensors, by name."""
     named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-    return functional_call(_FunctionWithModule(module), named, (function,))
+    return functional_call(_CallWithModule(module), named, (function,))
 
 
 def compile_inference(

@@ -33,8 +33,8 @@ def _export(words: list[str]) -> None:
     made = cli.parse_and_call(export_policy, "export", words)
     for kind in ("input", "output"):
         cli.print_lines(f"  {kind} {x}: {text}" for x, text in made.metadata[f"{kind}s"].items())
-    on = f"on {made.num_observations:,} observations it differs from the agent"
-    cli.print_lines([f"{on} by at most {made.difference:.1g}", made.path])
+    on = f"on {made.num_compared:,} observations it differs from the agent"
+    cli.print_lines([f"{on} by at most {made.max_relative_difference:.1g}", made.path])
 
 
 def _play(words: list[str]) -> None:
@@ -123,7 +123,7 @@ def _suite(words: list[str]) -> None:
     _print_comparison(cli.parse_and_call(partial(run_suite, on_trial=print_trial), "suite", words))
 
 
-def _sweep(words: list[str]) -> None:
+def _run_sweep_command(words: list[str]) -> None:
     """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
     commands = {"make": _write_sweep, "search": _write_search, "run": _run_sweep, "status": _status}
     cli.dispatch_command(words, commands, "phasicrl sweep")
@@ -131,9 +131,9 @@ def _sweep(words: list[str]) -> None:
 
 def _write_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
-    from phasicrl.lab.sweeps.sweep import write_sweep
+    from phasicrl.lab.sweeps.sweep import add_trials
 
-    added = cli.parse_and_call(write_sweep, "sweep make", words)
+    added = cli.parse_and_call(add_trials, "sweep make", words)
     print(f"{added} trials added; `phasicrl sweep run` trains them")
 
 
@@ -159,7 +159,7 @@ def _status(words: list[str]) -> None:
 
     statuses = cli.parse_and_call(get_trial_statuses, "sweep status", words)
     has_tasks = len({each.task for each in statuses}) > 1
-    title = statuses[0].shared_settings + ("" if has_tasks else f" on {statuses[0].task}")
+    title = statuses[0].shared_settings_text + ("" if has_tasks else f" on {statuses[0].task}")
     rows = [
         (each.id, each.arm, *[each.task] * has_tasks, each.state, f"{each.env_steps:,}",
          "–" if each.return_100 is None else f"{each.return_100:.4g}")
@@ -219,7 +219,7 @@ COMMANDS: dict[str, cli.Command] = {
     "compare": _compare,
     "report": _report,
     "suite": _suite,
-    "sweep": _sweep,
+    "sweep": _run_sweep_command,
     "bench": _bench,
     "doctor": _doctor,
 }

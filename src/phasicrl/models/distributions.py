@@ -131,13 +131,13 @@ class TanhNormal(Normal):
         """
         device, dtype = self.mean.device, self.mean.dtype
         on_cpu = device.type == "cpu"
-        points, weights = [x.to(dtype) for x in TRAPEZOID] if on_cpu else _quadrature(device, dtype)
+        points, weights = [x.to(dtype) for x in TRAPEZOID] if on_cpu else _trapezoid(device, dtype)
         u = self.mean.unsqueeze(-1) + self.std.unsqueeze(-1) * points
         return super().entropy() + _log_slope(u) @ weights
 
 
 @functools.cache
-def _quadrature(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+def _trapezoid(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Copy `TRAPEZOID` to a device; later calls return the same tensors."""
     # A first call in inference mode would make tensors that gradient steps cannot use.
     with torch.inference_mode(False):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl import config_io
 from phasicrl.config import EXECUTION_OPTIONS, Config, format_value, require_imports
-from phasicrl.config_io import SCHEMA, atomic_write, read_json, read_options, write_json
+from phasicrl.config_io import SCHEMA, atomic_write, read_instance, read_json, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ USER_OBJECTS = {
 """Arguments of `train` for custom objects, and their kinds. Callbacks are not in `card.json`."""
 
 
-def fill_user_objects(
+def check_user_objects(
     given: Mapping[str, Any], names: Collection[str] = USER_OBJECTS
 ) -> dict[str, Any]:
     """Return the custom objects by name, with None for those of `names` that are not given.
@@ -128,7 +128,7 @@ class RunDirectory:
         return separator.join([config.name, env, f"s{config.seed}"])
 
     @staticmethod
-    def find_runs(config: Config) -> list[RunDirectory]:
+    def find_matching_runs(config: Config) -> list[RunDirectory]:
         """Find the runs of this experiment, seed and length in `output_dir`, oldest first.
 
         Those of other versions of phasicrl, whose configuration has another schema, are skipped.
@@ -154,7 +154,7 @@ class RunDirectory:
             ValueError: the directory has no configuration, or one that cannot be read.
         """
         self._check_is_run()
-        return read_options(Config, self.path / CONFIG_FILE)
+        return read_instance(Config, self.path / CONFIG_FILE)
 
     @property
     def output_folder(self) -> Path:

@@ -36,7 +36,7 @@ from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.presets import PRESETS
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, fill_user_objects
+from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, check_user_objects
 from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import read_newest_state
@@ -86,7 +86,7 @@ def start_run(
     Raises:
         ValueError: the configuration cannot work.
     """
-    objects = fill_user_objects(user)
+    objects = check_user_objects(user)
     if resume not in ("never", "auto"):
         rule = "never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
         raise ValueError(f"resume is {resume!r}; expected {rule}")
@@ -96,7 +96,7 @@ def start_run(
         config = config.with_updates({"env.id": name})
     for module in config.modules:
         import_module(module)
-    runs = RunDirectory.find_runs(config) if resume == "auto" else []
+    runs = RunDirectory.find_matching_runs(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:
         return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
@@ -144,7 +144,7 @@ def restore_run(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files, objects = RunDirectory(directory), fill_user_objects(user)
+    files, objects = RunDirectory(directory), check_user_objects(user)
     if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
         path = shlex.quote(str(directory))
         remedy = f"To train from it: `phasicrl train --from {path} --init-from {path}`"
@@ -184,14 +184,14 @@ def restore_run(
         run.metrics_log.show_message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; the number of processes was {saved_by} and is {world.size}"
-    remark += _describe_changes(changes, run.learner, env_steps)
+    remark += _describe_changes_and_rates(changes, run.learner, env_steps)
     resumed = f"resumed {directory} at {env_steps:,} steps{remark}"
     finished = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
     run.metrics_log.show_message(finished if is_over else resumed)
     return run
 
 
-def _describe_changes(changes: list[str], learner: Learner, env_steps: int) -> str:
+def _describe_changes_and_rates(changes: list[str], learner: Learner, env_steps: int) -> str:
     """Describe the changed options of a resumed run, and what follows from them."""
     text = "".join(f"; {change}" for change in changes)
     if changes and (progress := env_steps / learner.config.budget) < 1:
@@ -359,12 +359,12 @@ def _check_directory_is_shared(files: RunDirectory, world: World) -> None:
         time.sleep(0.1)
 
 
-def _check_evaluation_envs(config: Config, files: RunDirectory, training: VectorEnv) -> None:
+def _check_evaluation_envs(config: Config, files: RunDirectory, training_envs: VectorEnv) -> None:
     """Check that the environments of `evaluation.env_ids` have the spaces of the training."""
     for env_id in config.evaluation.env_ids:
         env = dataclasses.replace(config.env, id=env_id, num_envs=1)
         with closing(make_envs(env, seed=0)) as others:
-            files.check_spaces(describe_spaces(others), describe_spaces(training), env_id)
+            files.check_spaces(describe_spaces(others), describe_spaces(training_envs), env_id)
 
 
 def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:

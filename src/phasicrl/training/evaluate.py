@@ -18,14 +18,14 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_rank_state
-from phasicrl.runs.directory import RunDirectory, WeightsKind, fill_user_objects, get_run_directory
+from phasicrl.runs.directory import RunDirectory, WeightsKind, check_user_objects, get_run_directory
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
 from phasicrl.training.evaluation import (
     check_levels,
-    expand_levels,
+    list_level_kinds,
     load_lab_entry_point,
     make_evaluation_envs,
     run_agent_episodes,
@@ -84,13 +84,13 @@ class SavedAgent:
     """Agent in a run directory, with the environments of its training.
 
     Attributes:
-        files: run directory.
+        run_directory: run directory.
         config: options of the run.
         env_objects: custom `make_env` and `make_vector_env`, or None.
         network_factories: custom `make_encoder` and `make_head`, or None.
     """
 
-    files: RunDirectory
+    run_directory: RunDirectory
     config: Config
     env_objects: Mapping[str, Any]
     network_factories: Mapping[str, Any]
@@ -111,12 +111,12 @@ class SavedAgent:
             ValueError: the directory is not a run directory, the levels do not exist, or a custom
                 object is missing.
         """
-        files = get_run_directory(run_dir)
-        objects = fill_user_objects(user_objects, EvaluationObjects.__annotations__)
-        config = files.load_config(**objects)
+        run_directory = get_run_directory(run_dir)
+        objects = check_user_objects(user_objects, EvaluationObjects.__annotations__)
+        config = run_directory.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
         check_levels(levels, None if any(objects.values()) else config.env)
-        return cls(files, config, objects, networks)
+        return cls(run_directory, config, objects, networks)
 
     def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
         """Make environments for an evaluation, see `make_evaluation_envs`."""
@@ -133,16 +133,16 @@ class SavedAgent:
             ValueError: there are no weights yet, they do not fit the network, or the environments
                 have other spaces than those of the training.
         """
-        self.files.check_spaces(describe_spaces(envs))
+        self.run_directory.check_spaces(describe_spaces(envs))
         agent = make_agent(self.config, envs, self.network_factories)
         if checkpoint is None:
-            weights = self.files.load_weights(which)
+            weights = self.run_directory.load_weights(which)
         else:
             weights = load_rank_state(checkpoint).state["learner"]["agent"]
         try:
             agent.load_state_dict(weights)
         except RuntimeError as error:
-            given = f"{self.files.path} has weights of another network"
+            given = f"{self.run_directory.path} has weights of another network"
             rule = "that of config.json. Give make_encoder or make_head if it is a custom one"
             raise ValueError(f"{given}; expected {rule} ({error})") from None
         return agent.eval()
@@ -217,7 +217,7 @@ def evaluate(
     open_table = table_path.open("w", newline="") if table_path else nullcontext()
     with use_threads(threads), open_table as file:
         table = None if file is None else load_lab_entry_point("StepTable")(file)
-        for which, policy in product(expand_levels(levels), policies):
+        for which, policy in product(list_level_kinds(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
                 finished = run_agent_episodes(

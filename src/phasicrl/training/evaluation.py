@@ -104,7 +104,7 @@ OnStep = Callable[[ActionSelection, Policy, Tensor, TimeStep, EpisodeTracker], N
 """Callback after every step, with kind of policy, distributions, actions, step and episodes."""
 
 
-def expand_levels(levels: EvaluatedLevels) -> tuple[Levels, ...]:
+def list_level_kinds(levels: EvaluatedLevels) -> tuple[Levels, ...]:
     """Return the kinds of levels to evaluate: for `both`, unseen and then training levels."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
@@ -318,7 +318,7 @@ class PeriodicEvaluation:
             agent: copy of the agent on the CPU.
             env_steps: environment steps of the run so far.
         """
-        kinds = expand_levels(self._config.evaluation.levels)
+        kinds = list_level_kinds(self._config.evaluation.levels)
         env_ids = self._config.evaluation.env_ids
         eval_configs: list[tuple[Levels, Config]] = [(x, self._config) for x in kinds]
         eval_configs.extend((kinds[0], self._config.with_updates({"env.id": x})) for x in env_ids)
@@ -340,7 +340,7 @@ class PeriodicEvaluation:
     def _run_episodes(self, levels: Levels, config: Config, agent: Agent) -> Episodes:
         """Run this process's episodes on one environment and kind of levels; record the first."""
         is_own = config is self._config
-        is_first = is_own and levels == expand_levels(config.evaluation.levels)[0]
+        is_first = is_own and levels == list_level_kinds(config.evaluation.levels)[0]
         recorder, user = self._recorder if is_first else None, self._user if is_own else {}
         # All evaluations have the same seeds; they differ between processes, and from those of
         # `evaluate`, which may judge the best weights.

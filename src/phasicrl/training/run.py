@@ -102,7 +102,7 @@ class Run(AbstractContextManager["Run"]):
 
     Args:
         config: options of the run.
-        files: run directory.
+        run_directory: run directory.
         learner: agent, optimizers and normalizers.
         collector: collector of rollouts.
         buffer: rollouts of one phase.
@@ -113,11 +113,11 @@ class Run(AbstractContextManager["Run"]):
     """
 
     def __init__(
-        self, config: Config, files: RunDirectory, learner: Learner, collector: Collector,
+        self, config: Config, run_directory: RunDirectory, learner: Learner, collector: Collector,
         buffer: PhaseBuffer, log: MetricsLog, *, signals: SignalHandler, envs_made_at: int,
         user: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.config, self.files, self.user = config, files, {**user}
+        self.config, self.files, self.user = config, run_directory, {**user}
         callback: Any = self.user.pop("callbacks")
         self.callbacks = callback if isinstance(callback, Callbacks) else Callbacks()
         if callback is not None and callback is not self.callbacks:
@@ -126,13 +126,13 @@ class Run(AbstractContextManager["Run"]):
             vars(self.callbacks)["on_iteration"] = callback
         self.learner, self.collector, self.buffer = learner, collector, buffer
         self.metrics_log, self._pending_metrics = log, Record()
-        self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
+        self.directory, self.agent, self.envs = run_directory.path, learner.agent, collector.envs
         self.executor, self.world = learner.executor, learner.executor.world
         self.resources = ExitStack()  # closed with the run
         self.env_steps = 0
         self.record: Record = {}
         self.envs_made_at = envs_made_at
-        before = files.card
+        before = run_directory.card
         self._steps_on_card: int = before.get("env_steps") or 0
         self._origin: dict[str, Any] = {
             "run": self.world.broadcast_object(uuid.uuid4().hex),
@@ -140,7 +140,7 @@ class Run(AbstractContextManager["Run"]):
             "resumed": [*(before.get("resumed") or []), sys.argv] if before else [],
         }
         self._signals = signals
-        self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, user)
+        self._periodic_evaluation = PeriodicEvaluation(config, run_directory, log, self.world, user)
         self._best_return: float | None = None
         self._backup: tuple[dict[str, Any], ChunkMakers] | None = None
         self._seconds_before = 0.0

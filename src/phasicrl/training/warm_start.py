@@ -24,8 +24,8 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     Raises:
         ValueError: the directory is not a run directory, has no weights yet, or none that match.
     """
-    files, new = get_run_directory(directory), agent.state_dict()
-    old = files.load_weights()
+    run_directory, new = get_run_directory(directory), agent.state_dict()
+    old = run_directory.load_weights()
     bounds = {f"{_OBS_NORM}low", f"{_OBS_NORM}high"}  # infinite before the first rollout
     if bad := [x for x in old if not (x in bounds or old[x].isfinite().all())]:
         raise ValueError(
@@ -46,7 +46,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
         else:
             warnings.append(
                 f"warning: this run does not normalize observations as {directory} did; the loaded "
-                f"layers expect obs_norm.statistics {files.config.obs_norm.statistics}"
+                f"layers expect obs_norm.statistics {run_directory.config.obs_norm.statistics}"
             )
     agent.load_state_dict({name: old[name] for name in fits}, strict=False)
     message = f"loaded {len(fits)} of {len(new)} tensors from {directory}"

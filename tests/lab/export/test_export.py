@@ -79,8 +79,8 @@ def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: P
     config, make_env = CASES[case]
     run = train(config(tmp_path), make_env=make_env).directory
     made = export_policy(run, make_env=make_env, observations=1_000)
-    assert made.path == run / "policy.onnx" and made.difference <= 1e-5
-    assert made.num_observations >= 1_000
+    assert made.path == run / "policy.onnx" and made.max_relative_difference <= 1e-5
+    assert made.num_compared >= 1_000
     if case == "images":
         return  # its episodes take seconds
     program = export_policy(run, format="torch", make_env=make_env, observations=8).path
@@ -95,7 +95,7 @@ def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Pa
     make_env = partial(Levers, masked=True)
     run = train(masked_with_memory(tmp_path), make_env=make_env).directory
     made = export_policy(run, format="torch", make_env=make_env, observations=1_000)
-    assert made.path == run / "policy.pt2" and made.difference <= 1e-5
+    assert made.path == run / "policy.pt2" and made.max_relative_difference <= 1e-5
     export_policy(run, make_env=make_env, observations=80)
     policies = [open_policy(run / name) for name in ("policy.pt2", "policy.onnx")]
     assert policies[0].metadata == policies[1].metadata == made.metadata
@@ -130,7 +130,7 @@ def test_rounding_in_the_memory_of_images_is_accepted(tmp_path: Path) -> None:
     make_env = partial(Spaces, image, gym.spaces.Discrete(3))
     config = tiny(tmp_path, model=ModelConfig(init="orthogonal", memory="lstm"))
     run = train(config, make_env=make_env).directory
-    assert export_policy(run, make_env=make_env, observations=80).difference < 1e-4
+    assert export_policy(run, make_env=make_env, observations=80).max_relative_difference < 1e-4
 
 
 def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def float64_cartpole() -> gym.Env[Any, Any]:
 def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
     made = export_policy(run, format="torch", make_env=corridor, observations=1)
-    assert made.num_observations == 2  # one of each of the two environments that torch.export needs
+    assert made.num_compared == 2  # one of each of the two environments that torch.export needs
     policy = open_policy(made.path)
     for num_envs in (1, 2, 5):
         obs = np.zeros((num_envs, 2), np.float32)
@@ -229,7 +229,7 @@ def test_custom_heads_are_exported(tmp_path: Path) -> None:
     own: dict[str, Any] = {"make_env": partial(Levers, discrete=False), "make_head": make_head}
     run = train(masked_with_memory(tmp_path), **own).directory
     # An exported policy is compared with the agent's.
-    assert export_policy(run, format="torch", observations=16, **own).difference < 1e-5
+    assert export_policy(run, format="torch", observations=16, **own).max_relative_difference < 1e-5
     with pytest.raises(ValueError, match=r"was trained with make_head=.*same head"):
         export_policy(run, format="torch", make_env=own["make_env"])
 

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from phasicrl.cli import main
 from phasicrl.config import Config
-from phasicrl.config_io import SCHEMA, read_options, write_json
+from phasicrl.config_io import SCHEMA, read_instance, write_json
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid, sweep
 from phasicrl.lab.sweeps import search as module
@@ -66,14 +66,14 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     assert main(["sweep", "search", *words, "--trials", "2"]) == 0
     assert module.write_search(Path(words[0]), words[1], Path(words[2]), trials=5) == 3
     base, file = get_preset("classic-ppo"), tmp_path / "search" / grid.SEARCH_FILE
-    search = read_options(module.Search, file)
+    search = read_instance(module.Search, file)
     assert search == module.Search(base, values, (1, 2, 3), 5)
     assert [{*map(type, x[1:])} for x in search.values.values()][2:] == [{float}, {int}]
     found = [(status.id, status.state) for status in sweep.get_trial_statuses(tmp_path / "search")]
     assert found == [(f"{number:04d}", "pending") for number in range(5)]
     with pytest.raises(ValueError, match="with another sweep"):
         module.write_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
-    sweep.write_sweep(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
+    sweep.add_trials(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match="with another sweep"):
         module.write_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
 
@@ -129,7 +129,7 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
     assert first == [(seed, until) for until in (512, 1024, 1536) for seed in (1, 2, 3, 4)]
     assert "pruned" in states and states.index("pruned") >= 5, "five are finished first"
     for trial in study.trials:
-        config = read_options(Config, folder / f"{trial.number:04d}" / grid.TRIAL_FILE)
+        config = read_instance(Config, folder / f"{trial.number:04d}" / grid.TRIAL_FILE)
         rate = trial.params["ppo.learning_rate"]
         assert config.ppo.learning_rate == rate and config.seed == 1
         # The interquartile mean of four leaves the best and the worst out.

@@ -18,7 +18,7 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config
-from phasicrl.config_io import SCHEMA, read_options
+from phasicrl.config_io import SCHEMA, read_instance
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import FailedTrialsError
 from phasicrl.lab.sweeps import grid, sweep
@@ -75,13 +75,13 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     close = [0.123412, 0.123388]
-    assert sweep.write_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
+    assert sweep.add_trials(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
     before = {path: path.read_text() for path in folder.glob(f"*/{grid.TRIAL_FILE}")}
     more = values(tmp_path, ppo__clip=[*close, 0.3])
-    assert sweep.write_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
+    assert sweep.add_trials(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
     assert all(path.read_text() == text for path, text in before.items())
     configs = [
-        read_options(Config, path / grid.TRIAL_FILE) for path in sweep.list_trial_folders(folder)
+        read_instance(Config, path / grid.TRIAL_FILE) for path in sweep.list_trial_folders(folder)
     ]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
@@ -116,19 +116,19 @@ def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
 
 
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
-    sweep.write_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
+    sweep.add_trials(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
     with pytest.raises(ValueError, match=r"expected one kind\. Separate them"):
-        sweep.write_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
+        sweep.add_trials(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     for presets, seeds in (([], (1,)), (["classic-ppo"], ())):
         with pytest.raises(ValueError, match="expected at least one of each"):
-            sweep.write_sweep(tmp_path / "empty", presets, seeds=seeds)
+            sweep.add_trials(tmp_path / "empty", presets, seeds=seeds)
     with pytest.raises(ValueError, match="seed is -5"):
-        sweep.write_sweep(tmp_path / "negative", ["classic-ppo"], seeds=(1, -5))
+        sweep.add_trials(tmp_path / "negative", ["classic-ppo"], seeds=(1, -5))
     assert not (tmp_path / "negative").exists()
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / grid.SEARCH_FILE).touch()
     with pytest.raises(ValueError, match="with a search; expected a new folder"):
-        sweep.write_sweep(tmp_path / "search", ["classic-ppo"])
+        sweep.add_trials(tmp_path / "search", ["classic-ppo"])
 
 
 def test_trials_at_several_difficulties_of_a_game_are_distinguished(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_trials_train_and_resume_in_an_environment_of_ones_own(
     folder, words = tmp_path / "sweep", ["--make-env", "rooms:make", "--total-env-steps", "2048"]
     assert main(["sweep", "make", str(folder), "classic-ppo", "--seeds", "1", *words]) == 0
     (trial,) = sweep.list_trial_folders(folder)
-    config = read_options(Config, trial / grid.TRIAL_FILE)
+    config = read_instance(Config, trial / grid.TRIAL_FILE)
     assert (config.env.id, config.total_env_steps) == ("gymnasium:rooms:make", 2048)
     train(trials.prepare_trial_config(config, config.name, trial), callbacks=stop_at(1))
     sys.modules.pop("rooms")
@@ -217,7 +217,7 @@ def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     """A damaged or hostile file is refused in one sentence."""
     folder = three(tmp_path)
     second = folder / "1" / grid.TRIAL_FILE
-    grid.write_dataclass(second, replace(read_options(Config, second), init_from="nowhere"))
+    grid.write_dataclass(second, replace(read_instance(Config, second), init_from="nowhere"))
     with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n.*/sweep/1: .*nowhere is not"):
         sweep.run_sweep(folder)
     assert main(["sweep", "run", str(folder)]) == 1
@@ -229,7 +229,7 @@ def test_a_failed_trial_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
         error = capsys.readouterr().err
         assert "sweep/1/trial.json" in error or "--import sent" in error
         assert "Traceback" not in error and "sent" not in sys.modules
-    grid.write_dataclass(second, read_options(Config, folder / "0" / grid.TRIAL_FILE))
+    grid.write_dataclass(second, read_instance(Config, folder / "0" / grid.TRIAL_FILE))
     (folder / "0" / grid.OUTCOME_FILE).write_text(f'{{"schema": {SCHEMA}, "state": [3]}}')
     for command in ("run", "status"):
         assert main(["sweep", command, str(folder)]) == 2
@@ -259,17 +259,17 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
-    sweep.write_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
+    sweep.add_trials(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
     (trial,) = sweep.list_trial_folders(folder)
     grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome("done"))
     (status,) = sweep.get_trial_statuses(folder)
     assert (status.arm, status.state) == ("classic-ppo", "done")
-    assert status.shared_settings == "classic-ppo, clip 0.1"
+    assert status.shared_settings_text == "classic-ppo, clip 0.1"
     more = values(tmp_path, ppo__clip=[0.1, 0.3])
-    sweep.write_sweep(folder, ["classic-ppo"], values=more, seeds=(1,))
+    sweep.add_trials(folder, ["classic-ppo"], values=more, seeds=(1,))
     statuses = sweep.get_trial_statuses(folder)
     assert {status.arm for status in statuses} == {"clip 0.1", "clip 0.3"}
-    assert {status.shared_settings for status in statuses} == {"classic-ppo"}
+    assert {status.shared_settings_text for status in statuses} == {"classic-ppo"}
     assert main(["sweep", "status", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("clip 0.1") == shown.count("clip 0.3") == 1
@@ -280,7 +280,7 @@ def test_status_of_many_trials_lists_those_that_need_attention(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "sweep"
-    sweep.write_sweep(folder, ["classic-ppo"], seeds=range(1, 22))
+    sweep.add_trials(folder, ["classic-ppo"], seeds=range(1, 22))
     trials = sweep.list_trial_folders(folder)
     for trial, state in zip(trials[:19], [*["done"] * 17, "diverged", "diverged"], strict=True):
         grid.write_dataclass(trial / grid.OUTCOME_FILE, grid.Outcome(state))

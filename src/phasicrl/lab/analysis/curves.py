@@ -237,7 +237,7 @@ def get_shared_experiment(curves: Sequence[Curve]) -> str:
     return names.pop() if is_shared else ""
 
 
-def get_task(env_id: str, config: Config) -> Task:
+def make_task(env_id: str, config: Config) -> Task:
     """Return the task of a run from its environment's id and its configuration."""
     return Task(env_id, config.env.distribution if env_id.startswith("procgen:") else "")
 
@@ -310,19 +310,21 @@ def get_experiment_name(config: Config) -> str:
     return config.name.removesuffix(f"-{make_digest(config)}")
 
 
-def label_configs(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
+def label_configs(
+    configs_by_run: Mapping[Path, Config], tasks_by_run: Mapping[Path, Task]
+) -> dict[Path, str]:
     """Label the experiment of each run by name, unless all share it, and by options that differ.
 
     Options are compared between runs of one name and task; options that differ are shown on all
     tasks. Runs of a name are sorted by the values of these options.
     """
-    names = {run: get_experiment_name(config) for run, config in configs.items()}
-    options = {run: config.identity() for run, config in configs.items()}
+    names = {run: get_experiment_name(config) for run, config in configs_by_run.items()}
+    options = {run: config.identity() for run, config in configs_by_run.items()}
     every = dict.fromkeys(path for settings in options.values() for path in settings)
     values_by_option: dict[tuple[str, Task, str], set[str]] = defaultdict(set)
     for run, name in names.items():
         for path in every.keys() - {"env.id", "env.distribution"}:
-            values_by_option[name, tasks[run], path].add(repr(options[run].get(path)))
+            values_by_option[name, tasks_by_run[run], path].add(repr(options[run].get(path)))
     differing = {(name, path) for (name, _, path), x in values_by_option.items() if len(x) > 1}
 
     def get_run_sort_key(run: Path) -> Any:
@@ -349,6 +351,6 @@ def _get_value_sort_key(value: Any) -> Any:
 def label_runs(runs: Sequence[Path]) -> dict[Path, LabeledRun]:
     """Read the experiments of runs, labeled and sorted as by `label_configs`."""
     configs = {run: RunDirectory(run).config for run in runs}
-    tasks = {run: get_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
+    tasks = {run: make_task(RunDirectory(run).env_id, config) for run, config in configs.items()}
     return {run: LabeledRun(configs[run], tasks[run], get_experiment_name(configs[run]), label)
             for run, label in label_configs(configs, tasks).items()}  # fmt: skip

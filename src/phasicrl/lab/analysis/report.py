@@ -28,7 +28,7 @@ from phasicrl.lab.analysis.plot import MAX_CURVES, extend_colors, format_steps, 
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.system.machine import import_optional
+from phasicrl.system.machine import import_extra
 
 REPORT_FILE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -60,7 +60,7 @@ _SMOOTHED_SHARE = 0.05
 class _ReportedRun:
     """A run on the page."""
 
-    files: RunDirectory
+    run_directory: RunDirectory
     config: Config
     name: str
     index: int
@@ -73,12 +73,12 @@ class _ReportedRun:
     def rows(self) -> list[dict[str, float]]:
         """Metrics of the page, one row for each iteration."""
         names = [*sum(GROUPS.values(), ()), *self.extra_metrics, *(f"time/{x}" for x in TIMES)]
-        return self.files.metrics(*names, "time/total", "charts/num_episodes")
+        return self.run_directory.metrics(*names, "time/total", "charts/num_episodes")
 
     @cached_property
     def extra_metrics(self) -> list[str]:
         """Names of the run's other metrics: of callbacks, and of `evaluation.env_ids`."""
-        found = {name for row in self.files.metrics() for name in row if "/" in name}
+        found = {name for row in self.run_directory.metrics() for name in row if "/" in name}
         return sorted(found - {*METRICS})
 
     def get_points(self, metric: str) -> Points:
@@ -92,7 +92,7 @@ class _ReportedRun:
     def findings(self) -> list[Finding]:
         names = {name for row in self.rows for name in row if "/" in name}
         columns = {name: self.get_points(name)[1] for name in names}
-        return diagnose(columns, self.config, diverged="diverged" in self.files.card)
+        return diagnose(columns, self.config, diverged="diverged" in self.run_directory.card)
 
     @property
     def key_figures(self) -> dict[str, str]:
@@ -133,7 +133,7 @@ class _ReportedRun:
     @property
     def provenance(self) -> dict[str, str]:
         """Commit, device, command, machine and versions of the run."""
-        card = self.files.card
+        card = self.run_directory.card
         known = {name: card.get(name) for name in ("commit", "device", "environment")}
         command = " ".join(map(str, card.get("command") or []))
         parts = [card.get(name) or {} for name in ("machine", "versions")]
@@ -143,7 +143,7 @@ class _ReportedRun:
     @property
     def videos(self) -> list[tuple[str, str]]:
         """Names of the run's last videos, each with its content as a data URL."""
-        films = sorted(self.files.path.glob("videos/*.mp4"))
+        films = sorted(self.run_directory.path.glob("videos/*.mp4"))
         small = [path for path in films if path.stat().st_size <= _MAX_VIDEO_BYTES]
         return [
             (path.name, f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}")
@@ -165,7 +165,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         ValueError: `runs` is empty, no run has data, or the output is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
-    jinja2 = import_optional("jinja2", "reports need jinja2")
+    jinja2 = import_extra("jinja2", "reports need jinja2")
     require_matplotlib()
     runs = list(dict.fromkeys(Path(run).expanduser().resolve() for run in runs))
     path = Path(output or (runs[0] / REPORT_FILE if len(runs) == 1 else REPORT_FILE))

@@ -113,72 +113,71 @@ def _get_option_arm_maker(
 
     Tasks with images and with vectors have their values.
     """
-    return lambda base: make_arms(base.ppg, {
-        f"{symbol} = {x}": {field: x} for x in (image_values if base.is_procgen else vector_values)
+    return lambda task_configs: make_arms(task_configs.ppg, {
+        f"{symbol} = {x}": {field: x}
+        for x in (image_values if task_configs.is_procgen else vector_values)
     })  # fmt: skip
 
 
 def _get_arm_maker(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[TaskConfigs], list[Arm]]:
     """Return a function that makes an arm of PPG for each set of changes."""
-    return lambda base: make_arms(base.ppg, changes)
+    return lambda task_configs: make_arms(task_configs.ppg, changes)
 
 
-def _make_algorithm_arms(base: TaskConfigs) -> list[Arm]:
+def _make_algorithm_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms of PPG and PPO."""
-    return [("PPG", base.ppg), ("PPO", base.ppo)]
+    return [("PPG", task_configs.ppg), ("PPO", task_configs.ppo)]
 
 
-def _make_codebase_arms(base: TaskConfigs) -> list[Arm]:
+def _make_codebase_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms of the paper's algorithms, and of the other codebases of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
-    arms = [*_make_algorithm_arms(base), *make_arms(base.ppg, of_openai)]
-    if base.is_procgen:
-        scale = {path: base.ppg.values()[path] for path in ("env.id", *_SMALL_PROCGEN)}
-        codes = {
-            "CleanRL's PPG": "compat-cleanrl-ppg",
-            "CleanRL's PPO": "compat-cleanrl-ppo-procgen",
-        }
+    arms = [*_make_algorithm_arms(task_configs), *make_arms(task_configs.ppg, of_openai)]
+    if task_configs.is_procgen:
+        scale = {path: task_configs.ppg.values()[path] for path in ("env.id", *_SMALL_PROCGEN)}
+        codes = {"CleanRL's PPG": "compat-cleanrl-ppg",
+                 "CleanRL's PPO": "compat-cleanrl-ppo-procgen"}  # fmt: skip
         arms += [(arm, get_preset(name).with_updates(scale)) for arm, name in codes.items()]
     return arms
 
 
-def _make_value_network_arms(base: TaskConfigs) -> list[Arm]:
+def _make_value_network_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms of PPO with one network and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
-    return make_arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
+    return make_arms(task_configs.ppo, {arm: {"model.value_path": x} for arm, x in paths.items()})
 
 
-def _make_value_training_arms(base: TaskConfigs) -> list[Arm]:
+def _make_value_training_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms with value training in both phases, in one, and in one twice as often."""
-    twice = 2 * base.ppg.ppo.value_epochs
-    changes: dict[str, dict[str, Any]] = {
+    twice = 2 * task_configs.ppg.ppo.value_epochs
+    changes_by_arm: dict[str, dict[str, Any]] = {
         "values trained": {"aux.value_coef": 1.0},
         "values not trained": {"aux.value_coef": 0.0},
         "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": twice},
     }
-    return make_arms(base.ppg, changes)
+    return make_arms(task_configs.ppg, changes_by_arm)
 
 
-def _make_auxiliary_data_arms(base: TaskConfigs) -> list[Arm]:
+def _make_auxiliary_data_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms with auxiliary epochs over all data of a phase, and over parts of it."""
-    half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
+    half, quarter = task_configs.ppg.aux.every // 2, task_configs.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
-    changes: dict[str, dict[str, Any]] = {
+    changes_by_arm: dict[str, dict[str, Any]] = {
         "N = N_π": {},
         "N = N_π / 2": {"aux.iterations_per_epoch": half},
         "N = N_π / 4": {"aux.iterations_per_epoch": quarter},
         "the last N_π / 4 alone": last,
     }
-    return make_arms(base.ppg, changes)
+    return make_arms(task_configs.ppg, changes_by_arm)
 
 
-def _make_continuous_action_arms(base: TaskConfigs) -> list[Arm]:
+def _make_continuous_action_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms of the PPO of source 004 and its changes, one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
     normalized, tanh = {"action.rescale": True}, {"action.mean": "tanh"}
     rate = {"ppo.learning_rate": 1e-3, "ppo.value_learning_rate": 1e-3}
-    changes: dict[str, dict[str, Any]] = {
+    changes_by_arm: dict[str, dict[str, Any]] = {
         "σ fixed": {},
         "σ learned": learned,
         "σ fixed, actions normalized": normalized,
@@ -193,8 +192,8 @@ def _make_continuous_action_arms(base: TaskConfigs) -> list[Arm]:
         "learning rate 1e-3, actions normalized": rate | normalized,
         "learning rate 1e-3, actions normalized, tanh": rate | normalized | tanh,
     }
-    mva = get_preset("compat-mva-ppo").with_updates({"env.id": base.ppo.env.id})
-    return make_arms(mva, changes)
+    mva = get_preset("compat-mva-ppo").with_updates({"env.id": task_configs.ppo.env.id})
+    return make_arms(mva, changes_by_arm)
 
 
 _ORTHOGONAL_HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01,
@@ -228,9 +227,9 @@ _PPG_DETAIL_CHANGES: dict[str, dict[str, Any]] = {
 """Both variants of the details that source 000 adds to the paper."""
 
 
-def _make_ppg_detail_arms(base: TaskConfigs) -> list[Arm]:
+def _make_ppg_detail_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms of PPG, and of PPG with one detail changed."""
-    ppg = base.ppg
+    ppg = task_configs.ppg
     excluded_settings: set[str] = set()
     for group, phase in {"ppo": ppg.ppo, "aux": ppg.aux}.items():
         excluded_settings.add(f"{group}.minibatch_by {ppg.get_shuffle_unit(phase)}")
@@ -240,15 +239,15 @@ def _make_ppg_detail_arms(base: TaskConfigs) -> list[Arm]:
             excluded_settings.add(f"{group}.minibatch_by segments")
     if ppg.reward_norm.per == "none" or ppg.ppo.gamma == 0.99:
         excluded_settings |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
-    changes = {
+    changes_by_arm = {
         name: change
         for name, change in _PPG_DETAIL_CHANGES.items()
         if not excluded_settings & {f"{path} {value}" for path, value in change.items()}
     }
-    return make_arms_with_base("PPG", ppg, changes)
+    return make_arms_with_base("PPG", ppg, changes_by_arm)
 
 
-def _make_penalty_arms(base: TaskConfigs) -> list[Arm]:
+def _make_penalty_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms with clipping and KL penalties, with normalized rewards and without."""
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     objectives: dict[str, dict[str, Any]] = {
@@ -260,23 +259,23 @@ def _make_penalty_arms(base: TaskConfigs) -> list[Arm]:
         "rewards normalized": {"reward_norm.per": "rollout"},
         "rewards as they are": {"reward_norm.per": "none"},
     }
-    changes = {
+    changes_by_arm = {
         f"{way}, {norm}": objectives[way] | rewards[norm] for norm in rewards for way in objectives
     }
-    return make_arms(base.ppg, changes)
+    return make_arms(task_configs.ppg, changes_by_arm)
 
 
-def _make_epochs_by_rate_arms(base: TaskConfigs) -> list[Arm]:
+def _make_epochs_by_rate_arms(task_configs: TaskConfigs) -> list[Arm]:
     """Make arms with numbers of policy epochs at 1/3, 1 and 3 times the learning rate."""
-    rate = base.ppg.ppo.learning_rate
+    rate = task_configs.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
-    epochs = (1, 3, 6) if base.is_procgen else (1, 3, 10)
-    changes = {
+    epochs = (1, 3, 6) if task_configs.is_procgen else (1, 3, 10)
+    changes_by_arm = {
         f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}
         for name, value in rates.items()
         for count in epochs
     }
-    return make_arms(base.ppg, changes)
+    return make_arms(task_configs.ppg, changes_by_arm)
 
 
 _TABLE_GAMES = ("starpilot", "bossfight", "bigfish")
@@ -332,7 +331,7 @@ SUITES: dict[str, Suite] = {
         paper_tasks=_TABLE_GAMES, difficulty="easy"),
     "ppo-details": _make_detail_suite(
         "PPO with one detail of its code changed",
-        lambda base: make_arms_for_env(base.ppo, make_ppo_detail_arms)),
+        lambda task_configs: make_arms_for_env(task_configs.ppo, make_ppo_detail_arms)),
     "penalties": _make_detail_suite(
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small_tasks=("pendulum", "hopper")),
@@ -343,9 +342,10 @@ SUITES: dict[str, Suite] = {
         _make_continuous_action_arms, small_tasks=_MVA_TASKS, paper_tasks=_MVA_TASKS),
     "tricks": _make_control_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda base: make_arms_for_env(base.ppo, make_trick_arms)),
+        lambda task_configs: make_arms_for_env(task_configs.ppo, make_trick_arms)),
     "tricks-one-out": _make_control_suite(
         "PPO with all tricks, and with all but one (source 003)",
-        lambda base: make_arms_for_env(base.ppo, make_trick_arms, mode="leave-one-out")),
+        lambda task_configs: make_arms_for_env(
+            task_configs.ppo, make_trick_arms, mode="leave-one-out")),
 }  # fmt: skip
 """Suites by the names of `phasicrl suite`."""

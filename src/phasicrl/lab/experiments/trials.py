@@ -79,7 +79,7 @@ def vary_seed(label_parts: tuple[str, ...], config: Config, seeds: Iterable[int]
     return [Trial(label_parts, replace(config, seed=seed)) for seed in seeds]
 
 
-def check_report_seeds_apart(path: Path, seeds: Iterable[int]) -> None:
+def check_seeds_of_one_kind(path: Path, seeds: Iterable[int]) -> None:
     """Check that `path` does not have both seeds for choosing and seeds for reporting.
 
     Raises:
@@ -127,7 +127,7 @@ class ResultTable:
         """
         there = {self._get_key(row) for row in self.read()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        check_report_seeds_apart(self.path, seeds)
+        check_seeds_of_one_kind(self.path, seeds)
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -315,7 +315,8 @@ def train_or_resume(config: Config, **options: Any) -> RunDirectory:
     """Train or resume a run with options of `train`; leave a diverged run as it is."""
 
     def find_diverged_run() -> RunDirectory | None:
-        return next((x for x in RunDirectory.find_runs(config)[-1:] if "diverged" in x.card), None)
+        runs = RunDirectory.find_matching_runs(config)
+        return next((run for run in runs[-1:] if "diverged" in run.card), None)
 
     if run := find_diverged_run():
         return run

@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Levels
 from phasicrl.lab.export.graph import AgentGraph, get_inputs_by_name
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.system.machine import import_optional
+from phasicrl.system.machine import import_extra
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_episodes
 
@@ -63,15 +63,15 @@ class ExportResult(NamedTuple):
     Attributes:
         path: exported file.
         metadata: metadata of the policy, as in the file.
-        num_observations: number of compared observations.
-        difference: largest difference of an output from the agent's output a, divided by
-            `max(1, |a|)`.
+        num_compared: number of compared observations.
+        max_relative_difference: largest difference of an output from the agent's output a,
+            divided by `max(1, |a|)`.
     """
 
     path: Path
     metadata: dict[str, Any]
-    num_observations: int
-    difference: float
+    num_compared: int
+    max_relative_difference: float
 
 
 def export_policy(
@@ -100,12 +100,12 @@ def export_policy(
     if observations < 1:
         raise ValueError(f"observations is {observations}; expected at least 1")
     saved = SavedAgent.from_run(run_dir, **user_objects)
-    output = Path(output or saved.files.output_folder / f"policy{SUFFIXES[format]}")
+    output = Path(output or saved.run_directory.output_folder / f"policy{SUFFIXES[format]}")
     if output.suffix != SUFFIXES[format]:
         raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            import_optional(package, f"ONNX needs {package}")
+            import_extra(package, f"ONNX needs {package}")
     num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = saved.make_envs(num_envs, "unseen", seed=0)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
@@ -119,7 +119,7 @@ def export_policy(
             "state_size": agent.state_size,
             "inputs": graph.input_docs,
             "outputs": graph.output_docs,
-            "commit": saved.files.card.get("commit"),
+            "commit": saved.run_directory.card.get("commit"),
             "phasicrl": version("phasicrl"),
         }
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def open_policy(path: Path) -> LoadedPolicy:
     path = max(present, key=lambda file: file.stat().st_mtime_ns)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
-        import_optional("onnxruntime", "ONNX needs onnxruntime")
+        import_extra("onnxruntime", "ONNX needs onnxruntime")
     try:
         text, infer = (_open_onnx if is_onnx else _open_torch)(path)
     except Exception as error:  # onnxruntime's errors have no common class
@@ -277,7 +277,7 @@ def play_exported(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
     saved = SavedAgent.from_run(run_dir, levels, **user_objects)
-    file = file or saved.files.output_folder
+    file = file or saved.run_directory.output_folder
     policy = open_policy(file)
     with closing(saved.make_envs(min(episodes, 16), levels, seed)) as envs:
         for space in ("observation_space", "action_space"):

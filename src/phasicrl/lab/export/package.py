@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from phasicrl import Config, evaluate
 from phasicrl.config_io import write_json
-from phasicrl.lab.analysis.curves import Task, get_task
+from phasicrl.lab.analysis.curves import Task, make_task
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.runs.checkpoint import hash_file
@@ -99,7 +99,7 @@ def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
     for run in map(RunDirectory, map(Path, runs)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
         last = returns[-1] if returns else float("-inf")
-        task = get_task(run.env_id, run.config)
+        task = make_task(run.env_id, run.config)
         if task not in best_runs or last > best_runs[task][0]:
             best_runs[task] = last, run
     return [run.path for _, run in best_runs.values()]
@@ -107,12 +107,12 @@ def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
 
 def _write_run_files(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     """Write configuration, card, weights and metrics of a run."""
-    run, files = saved.files, RunDirectory(folder)
-    files.write_config(replace(saved.config, output_dir="runs", init_from=None))
+    run, run_directory = saved.run_directory, RunDirectory(folder)
+    run_directory.write_config(replace(saved.config, output_dir="runs", init_from=None))
     tensors, env_steps = run.load_weights(weights), run.weights_env_steps(weights)
     fields = {name: value for name, value in run.card.items() if name in _CARD_FIELDS}
-    files.write_card(fields | {"env_steps": env_steps})
-    files.save_weights(tensors, env_steps=env_steps)
+    run_directory.write_card(fields | {"env_steps": env_steps})
+    run_directory.save_weights(tensors, env_steps=env_steps)
     if (run.path / METRICS_FILE).is_file():
         shutil.copyfile(run.path / METRICS_FILE, folder / METRICS_FILE)
     # A resumed run has several files, named after its machine; their records can be joined.
@@ -122,11 +122,11 @@ def _write_run_files(saved: SavedAgent, weights: WeightsKind, folder: Path) -> N
 
 def _write_evaluations_page_and_hashes(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the evaluation, the page for readers and the list of hashes."""
-    files = RunDirectory(folder)
+    run_directory = RunDirectory(folder)
     results = [each.to_dict() | {"returns": each.returns} for each in evaluations]
     content = {"episodes": len(evaluations[0].returns), "seed": 0, "results": results}
     write_json(folder / EVALUATION_FILE, content)
-    text = format_model_card(files.config, files.card, evaluations)
+    text = format_model_card(run_directory.config, run_directory.card, evaluations)
     (folder / PAGE_FILE).write_text(text, encoding="utf-8")
     names = [name for name in PACKAGE_FILES if (folder / name).is_file()]
     hashes = "".join(f"{hash_file(folder / name)}  {name}\n" for name in names)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.models.agent import Agent
-from phasicrl.system.machine import import_optional
+from phasicrl.system.machine import import_extra
 
 _INK, _FAINT, _ACCENT = (235, 235, 235), (95, 95, 95), (230, 159, 0)
 _BACKGROUND = (24, 24, 24)
@@ -44,14 +44,14 @@ class Overlay:
         self._low, self._high = low.where(finite, -3.0), high.where(finite, 3.0)
 
     def draw_strip(
-        self, policy: Any, value: Tensor, action: Tensor, returns: Tensor, index: int, width: int
+        self, policy: Any, value: Tensor, actions: Tensor, returns: Tensor, index: int, width: int
     ) -> np.ndarray:
         """Draw the strip of environment `index`, `[H, width, 3]` bytes.
 
         Args:
             policy: distributions of the actions, `[B, 1]`.
             value: values, `[B, 1]`.
-            action: actions before squash and clip, `[B, 1, …]`.
+            actions: actions before squash and clip, `[B, 1, …]`.
             returns: returns of the episodes so far, `[B]`.
             index: index of the environment.
             width: width in pixels.
@@ -64,7 +64,7 @@ class Overlay:
         draw.text((unit / 2, unit / 3), f"return {float(returns[index]):.6g}", _INK, font)
         draw.text((width / 2, unit / 3), f"value {float(value[index]):.4g}", _INK, font)
         top, bottom = 2 * unit, 5.5 * unit
-        row = action[index, 0].reshape(-1)
+        row = actions[index, 0].reshape(-1)
         log_probs, mean, std = self._head.split_log_probs_means_stds(policy.dist_params[index, 0])
         gauges = self._make_action_gauges(row, mean, std)
         gauges = gauges[: max(_MAX_BARS - len(log_probs), _MAX_BARS // 2)]
@@ -109,4 +109,4 @@ def _draw_action_gauge(draw: Any, box: tuple[float, ...], *places: float) -> Non
 @functools.cache
 def _load_font(size: int) -> Any:
     """Load Pillow's own font."""
-    return import_optional("PIL.ImageFont", "an overlay needs Pillow").load_default(size)
+    return import_extra("PIL.ImageFont", "an overlay needs Pillow").load_default(size)

@@ -91,13 +91,14 @@ class Recorder:
 
     Args:
         config: configuration of the run.
-        files: run directory for tables and films.
+        run_directory: run directory for tables and films.
         log: `MetricsLog` for tables and warnings.
         env_objects: custom `make_env` and `make_vector_env`, or None.
     """
 
-    def __init__(self, config: Config, files: RunDirectory, log: Any, **env_objects: Any) -> None:
-        self._saved, self._log = SavedAgent(files, config, env_objects, {}), log
+    def __init__(self, config: Config, run_directory: RunDirectory, log: Any,
+                 **env_objects: Any) -> None:  # fmt: skip
+        self._saved, self._log = SavedAgent(run_directory, config, env_objects, {}), log
         self._options, self._is_filming = config.evaluation, config.evaluation.film
         self._levels: Levels = "train" if self._options.levels == "train" else "unseen"
         self._table: StepTable | None = None
@@ -119,7 +120,7 @@ class Recorder:
             env_steps: environment steps of the run so far.
             seed: seed of the evaluation.
         """
-        folder = self._saved.files.path
+        folder = self._saved.run_directory.path
         if self._table is not None:
             self._table = None
             path = folder / "evaluations" / f"{env_steps:012d}.csv"

@@ -53,8 +53,8 @@ def film(
             raise ValueError(f"{name} is {value:,}; expected {low} to {high:,}")
     check_policies([policy], f"policy is {policy!r}", "greedy or sampled")
     saved = SavedAgent.from_run(run_dir, levels, **user_objects)
-    others = "-train" * (levels == "train") + "-best" * (weights == "best")
-    path = output or saved.files.output_folder / "videos" / f"{policy}-seed{seed}{others}.mp4"
+    tail = "-train" * (levels == "train") + "-best" * (weights == "best")
+    path = output or saved.run_directory.output_folder / "videos" / f"{policy}-seed{seed}{tail}.mp4"
     return path, film_episodes(
         saved, lambda envs: saved.load_agent(envs, weights), path, num_envs=num_envs, seed=seed,
         episodes=episodes, policy=policy, levels=levels, fps=fps, size=size, overlay=overlay,

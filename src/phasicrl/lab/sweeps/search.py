@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from phasicrl import Config, get_preset
-from phasicrl.config_io import read_json, read_options
+from phasicrl.config_io import read_instance, read_json
 from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import grid
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import import_optional
+from phasicrl.system.machine import import_extra
 
-optuna = import_optional("optuna", "a search needs Optuna")
+optuna = import_extra("optuna", "a search needs Optuna")
 STUDY_FILE, _SLOT_ATTR = "study.log", "slot"
 
 
@@ -113,7 +113,7 @@ def write_search(
         if not is_choice:  # integers may bound an option that is a float
             listed[1:] = [config.values()[path] for _, config in arms]
     file, there = directory / grid.SEARCH_FILE, {*directory.glob(f"*/{grid.TRIAL_FILE}")}
-    if there and not (file.exists() and read_options(Search, file) == search):
+    if there and not (file.exists() and read_instance(Search, file) == search):
         raise ValueError(f"directory is {directory}, with another sweep; expected a new folder")
     grid.write_dataclass(file, search)
     new = {directory / f"{slot:04d}" / grid.TRIAL_FILE for slot in range(trials)} - there
@@ -146,7 +146,7 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
 
 def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
     """Train or resume a trial of a search, locked by this process."""
-    search, slot = read_options(Search, folder.parent / grid.SEARCH_FILE), int(folder.name)
+    search, slot = read_instance(Search, folder.parent / grid.SEARCH_FILE), int(folder.name)
     study = open_study(folder.parent, seed=slot)
     interrupted = [each for each in study.trials if each.user_attrs.get(_SLOT_ATTR) == slot]
     if interrupted:
@@ -193,7 +193,7 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
 
 def _train_until(config: Config, env_steps: int) -> RunDirectory:
     """Train a run to a number of steps, unless it is there or has diverged."""
-    for run in RunDirectory.find_runs(config)[-1:]:
+    for run in RunDirectory.find_matching_runs(config)[-1:]:
         if (rows := run.last_rows(1)) and rows[-1]["env_steps"] >= env_steps:
             return run
     return runner.train_or_resume(
@@ -201,15 +201,15 @@ def _train_until(config: Config, env_steps: int) -> RunDirectory:
     )
 
 
-def score_run(files: RunDirectory, env_steps: int) -> float:
+def score_run(run_directory: RunDirectory, env_steps: int) -> float:
     """Return a run's last mean return until `env_steps`, or its own lowest one if it diverged.
 
     NaN if no episode has ended.
     """
-    rows = files.metrics(runner.RETURN) if files.last_rows(1) else []
-    end = env_steps + files.config.batch_size
+    rows = run_directory.metrics(runner.RETURN) if run_directory.last_rows(1) else []
+    end = env_steps + run_directory.config.batch_size
     returns = [x[runner.RETURN] for x in rows if runner.RETURN in x and x["env_steps"] < end]
     if not returns:
         return math.nan
-    has_diverged = "diverged" in files.card and rows[-1]["env_steps"] < env_steps
+    has_diverged = "diverged" in run_directory.card and rows[-1]["env_steps"] < env_steps
     return min(returns) if has_diverged else returns[-1]

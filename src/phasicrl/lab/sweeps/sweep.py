@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 from phasicrl import Config, get_preset
 from phasicrl.config import require_imports
-from phasicrl.config_io import read_json, read_options, write_json
-from phasicrl.lab.analysis.curves import format_setting, get_task, label_configs
+from phasicrl.config_io import read_instance, read_json, write_json
+from phasicrl.lab.analysis.curves import format_setting, label_configs, make_task
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import LOCK_FILE, RunLock
-from phasicrl.system.machine import import_optional
+from phasicrl.system.machine import import_extra
 
 
-def write_sweep(
+def add_trials(
     directory: Path,
     presets: Sequence[str],
     *,
@@ -70,8 +70,8 @@ def write_sweep(
         lists["env.id"] = [f"gymnasium:{make_env}"]
     grid.check_value_lists(lists)
     arms = [arm for preset in presets for arm in grid.make_grid_arms(get_preset(preset), lists)]
-    used = [read_options(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
-    trials.check_report_seeds_apart(directory, [*used, *seeds])
+    used = [read_instance(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
+    trials.check_seeds_of_one_kind(directory, [*used, *seeds])
     trials.check_trainable(arms)
     configs = [replace(config, seed=seed) for (_, config), seed in itertools.product(arms, seeds)]
     added = 0
@@ -122,11 +122,11 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        require_imports(read_options(Config, folder / grid.TRIAL_FILE))
+        require_imports(read_instance(Config, folder / grid.TRIAL_FILE))
     if is_search := (directory / grid.SEARCH_FILE).is_file():  # it may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
-        search = read_options(Search, directory / grid.SEARCH_FILE)
+        search = read_instance(Search, directory / grid.SEARCH_FILE)
         importing = {"env", "env.id", "imports"} & search.values.keys()
         grid.make_grid_arms(search.base, {path: search.values[path] for path in importing})
     unfinished = (x for x in folders if read_trial_outcome(x).state in ("pending", "stopped"))
@@ -151,7 +151,7 @@ def train_trial(folder: Path, *, threads: int | None = None) -> str:
     with closing(lock):
         if not (folder / grid.OUTCOME_FILE).is_file():
             write_json(folder / grid.OUTCOME_FILE, _train_locked(folder, threads))
-        return read_options(grid.Outcome, folder / grid.OUTCOME_FILE).state
+        return read_instance(grid.Outcome, folder / grid.OUTCOME_FILE).state
 
 
 def _train_locked(folder: Path, threads: int | None) -> grid.Outcome:
@@ -160,7 +160,7 @@ def _train_locked(folder: Path, threads: int | None) -> grid.Outcome:
         from phasicrl.lab.sweeps.search import train_search_trial
 
         return train_search_trial(folder, threads=threads)
-    config = read_options(Config, folder / grid.TRIAL_FILE)
+    config = read_instance(Config, folder / grid.TRIAL_FILE)
     config = trials.prepare_trial_config(config, config.name, folder, threads=threads)
     return grid.Outcome("diverged" if "diverged" in trials.train_or_resume(config).card else "done")
 
@@ -169,7 +169,7 @@ def _run_on_ray(
     folders: Iterable[Path], address: str, cpus: int, gpus: float
 ) -> Iterator[tuple[Path, str | trials.Failure]]:
     """Train each trial as a task of a Ray cluster, which restarts tasks of lost nodes."""
-    ray = import_optional("ray", "this needs Ray", "ray")
+    ray = import_extra("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD")(train_trial)
@@ -192,7 +192,7 @@ def _run_on_ray(
 def read_trial_outcome(folder: Path) -> grid.Outcome:
     """Read the outcome of a trial; without one, the state pending, running or stopped."""
     if (folder / grid.OUTCOME_FILE).is_file():
-        return read_options(grid.Outcome, folder / grid.OUTCOME_FILE)
+        return read_instance(grid.Outcome, folder / grid.OUTCOME_FILE)
     try:  # without writing, since others may look at a sweep, too
         with (folder / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -213,7 +213,7 @@ class TrialStatus(NamedTuple):
         env_steps: environment steps of its runs so far.
         return_100: last mean return of 100 episodes, averaged over its runs; None without one.
         score: score of its outcome.
-        shared_settings: name of the preset and settings that all trials share.
+        shared_settings_text: name of the preset and settings that all trials share.
     """
 
     id: str
@@ -223,7 +223,7 @@ class TrialStatus(NamedTuple):
     env_steps: int
     return_100: float | None
     score: float | None
-    shared_settings: str
+    shared_settings_text: str
 
 
 def get_trial_statuses(directory: Path) -> list[TrialStatus]:
@@ -235,8 +235,8 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     Raises:
         ValueError: the directory is not a sweep, or a file in it is damaged.
     """
-    configs = {x: read_options(Config, x / grid.TRIAL_FILE) for x in list_trial_folders(directory)}
-    tasks = {folder: get_task(config.env.id, config) for folder, config in configs.items()}
+    configs = {x: read_instance(Config, x / grid.TRIAL_FILE) for x in list_trial_folders(directory)}
+    tasks = {folder: make_task(config.env.id, config) for folder, config in configs.items()}
     first, *others = [_format_changes_from_preset(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
