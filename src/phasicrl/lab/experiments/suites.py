@@ -113,15 +113,14 @@ def _get_option_arm_maker(
 
     Tasks with images and with vectors have their values.
     """
-    return lambda task_configs: make_arms(task_configs.ppg, {
-        f"{symbol} = {x}": {field: x}
-        for x in (image_values if task_configs.is_procgen else vector_values)
+    return lambda each: make_arms(each.ppg, {
+        f"{symbol} = {x}": {field: x} for x in (image_values if each.is_procgen else vector_values)
     })  # fmt: skip
 
 
 def _get_arm_maker(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[TaskConfigs], list[Arm]]:
     """Return a function that makes an arm of PPG for each set of changes."""
-    return lambda task_configs: make_arms(task_configs.ppg, changes)
+    return lambda each: make_arms(each.ppg, changes)
 
 
 def _make_algorithm_arms(task_configs: TaskConfigs) -> list[Arm]:
@@ -331,7 +330,7 @@ SUITES: dict[str, Suite] = {
         paper_tasks=_TABLE_GAMES, difficulty="easy"),
     "ppo-details": _make_detail_suite(
         "PPO with one detail of its code changed",
-        lambda task_configs: make_arms_for_env(task_configs.ppo, make_ppo_detail_arms)),
+        lambda each: make_arms_for_env(each.ppo, make_ppo_detail_arms)),
     "penalties": _make_detail_suite(
         "KL penalties, rewards normalized or not (source 001)", _make_penalty_arms,
         small_tasks=("pendulum", "hopper")),
@@ -342,10 +341,9 @@ SUITES: dict[str, Suite] = {
         _make_continuous_action_arms, small_tasks=_MVA_TASKS, paper_tasks=_MVA_TASKS),
     "tricks": _make_control_suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda task_configs: make_arms_for_env(task_configs.ppo, make_trick_arms)),
+        lambda each: make_arms_for_env(each.ppo, make_trick_arms)),
     "tricks-one-out": _make_control_suite(
         "PPO with all tricks, and with all but one (source 003)",
-        lambda task_configs: make_arms_for_env(
-            task_configs.ppo, make_trick_arms, mode="leave-one-out")),
+        lambda each: make_arms_for_env(each.ppo, make_trick_arms, mode="leave-one-out")),
 }  # fmt: skip
 """Suites by the names of `phasicrl suite`."""
