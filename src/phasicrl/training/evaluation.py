@@ -304,7 +304,7 @@ class PeriodicEvaluation:
         self._episodes = math.ceil(config.evaluation.episodes / world.size)
         self._recorder: Any = None
         if world.is_first and (config.evaluation.film or config.evaluation.steps):
-            self._recorder = load_lab_entry_point("Recorder")(config, files, log, **self._user)
+            self._recorder = load_lab_entry_point("EvalRecorder")(config, files, log, **self._user)
 
     def is_due(self, iteration: int, env_steps: int) -> bool:
         """Return whether to evaluate after this iteration; if at all, also after a run's last."""

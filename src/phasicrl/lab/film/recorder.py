@@ -86,7 +86,7 @@ class StepTable:
                     self._has_episode = True
 
 
-class Recorder:
+class EvalRecorder:
     """Recorder of the first episode of each periodic evaluation.
 
     Args:
