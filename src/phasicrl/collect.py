@@ -68,7 +68,7 @@ class Collector:
         return None if envs is None else {"envs": envs, "first": self._first, "state": self._state}
 
     def load_state_dict(self, state: dict[str, Any], obs: Tensor) -> None:
-        """Restore the result of `state_dict`; `obs` is from the restored environments."""
+        """Restore memory states and first steps; `obs` is from the restored environments."""
         self._obs = self.executor.upload(obs)
         self._first = state["first"].to(self.executor.device)
         self._state = state["state"].to(self.executor.device)

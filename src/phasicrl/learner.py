@@ -217,7 +217,7 @@ class Learner:
         return {"losses/kl_penalty": used}
 
     def make_step_settings(self, phase: Phase) -> StepSettings:
-        """Return optimizer, gradient clipping and averaging for the gradient steps of a phase."""
+        """Return optimizer, clipping and mean over processes for the gradient steps of a phase."""
         config, world = self.config, self.executor.world
         # A single process needs no mean, and compiles the whole step.
         mean = world.all_reduce_mean_ if world.size > 1 else None

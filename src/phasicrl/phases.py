@@ -514,8 +514,8 @@ def auxiliary_phase(
         order = samples.random_order(unit=unit, generator=learner.generator)
         minibatches = samples.minibatches(num_minibatches, order, unit=unit)
         for minibatch in islice(minibatches, num_used):
-            progress.means.add(*step(minibatch))
-        on_epoch("aux", progress.epoch, progress.means)
+            progress.accumulator.add(*step(minibatch))
+        on_epoch("aux", progress.epoch, progress.accumulator)
         progress.epoch += 1
     buffer.aux_progress = None
 
@@ -523,7 +523,7 @@ def auxiliary_phase(
     if learner.proximal is not None:
         learner.proximal.reset(agent)
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
-    means = _average_and_check(progress.means.result(), executor.world)
+    means = _average_and_check(progress.accumulator.result(), executor.world)
     return means | {"time/auxiliary": perf_counter() - start}
 
 

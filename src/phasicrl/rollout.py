@@ -229,13 +229,13 @@ class AuxiliaryProgress:
 
     Attributes:
         old_dist_params: parameters of the policy's distribution before the phase, `[K·B, T, P]`.
-        means: means of the metrics so far.
+        accumulator: means of the metrics so far.
         epoch: number of finished epochs.
         seconds: seconds of the phase until its latest epoch began.
     """
 
     old_dist_params: Float[Tensor, "KB T P"]
-    means: MeanAccumulator
+    accumulator: MeanAccumulator
     epoch: int = 0
     seconds: float = 0.0
 

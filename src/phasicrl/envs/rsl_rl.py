@@ -41,7 +41,7 @@ class RslRlSimulator:
         """Step every environment with its action `[B, K]`.
 
         Raises:
-            Invalid: a time limit looks like a termination.
+            Invalid: nothing distinguishes time limits from terminations.
         """
         # A step may change the limits, of which there is one, or one for each environment.
         lasted, limit = self._lengths + 1, getattr(self._envs, "max_episode_length", None)

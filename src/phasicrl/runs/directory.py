@@ -44,7 +44,7 @@ USER_OBJECTS = {
 """Arguments of `train` for custom objects, and their kinds. Callbacks are not in `card.json`."""
 
 
-def check_user_objects(
+def get_user_objects(
     given: Mapping[str, Any], names: Collection[str] = USER_OBJECTS
 ) -> dict[str, Any]:
     """Return the custom objects by name, with None for those of `names` that are not given.
@@ -342,14 +342,14 @@ class RunDirectory:
                 raise ValueError(f"{path} is a {what}; expected files and folders only. Remove it")
 
     def check_changes(
-        self, config: str, now: Config, own: dict[str, str], *, accept: bool
+        self, old_config_json: str, now: Config, own: dict[str, str], *, accept: bool
     ) -> list[str]:
         """List options that differ from a checkpoint's, and custom objects that have other names.
 
         Changes of `_MUTABLE_OPTIONS` are left out.
 
         Args:
-            config: configuration of the checkpoint, as JSON.
+            old_config_json: configuration of the checkpoint.
             now: configuration in config.json, with the length that `resume` was given, if any.
             own: custom objects as described in card.json.
             accept: whether differences are accepted.
@@ -361,7 +361,7 @@ class RunDirectory:
             ValueError: options differ, besides a length given to `resume`, and are not accepted.
         """
         used = self.card.get("own") or {}
-        old, new = Config.from_json(config).values() | used, now.values() | own
+        old, new = Config.from_json(old_config_json).values() | used, now.values() | own
         changes = {
             path: f"{path} was {format_value(old.get(path))} and is {format_value(new.get(path))}"
             for path in {**old, **new}

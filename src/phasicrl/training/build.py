@@ -36,7 +36,7 @@ from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
 from phasicrl.presets import PRESETS
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, check_user_objects
+from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, get_user_objects
 from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import read_newest_state
@@ -86,7 +86,7 @@ def start_run(
     Raises:
         ValueError: the configuration cannot work.
     """
-    objects = check_user_objects(user)
+    objects = get_user_objects(user)
     if resume not in ("never", "auto"):
         rule = "never or auto. phasicrl.resume(RUN, total_env_steps=…) continues a run"
         raise ValueError(f"resume is {resume!r}; expected {rule}")
@@ -144,7 +144,7 @@ def restore_run(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files, objects = RunDirectory(directory), check_user_objects(user)
+    files, objects = RunDirectory(directory), get_user_objects(user)
     if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
         path = shlex.quote(str(directory))
         remedy = f"To train from it: `phasicrl train --from {path} --init-from {path}`"

@@ -18,7 +18,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_rank_state
-from phasicrl.runs.directory import RunDirectory, WeightsKind, check_user_objects, get_run_directory
+from phasicrl.runs.directory import RunDirectory, WeightsKind, get_run_directory, get_user_objects
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
 from phasicrl.training.bootstrap import bootstrap_mean_interval
@@ -112,7 +112,7 @@ class SavedAgent:
                 object is missing.
         """
         run_directory = get_run_directory(run_dir)
-        objects = check_user_objects(user_objects, EvaluationObjects.__annotations__)
+        objects = get_user_objects(user_objects, EvaluationObjects.__annotations__)
         config = run_directory.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
         check_levels(levels, None if any(objects.values()) else config.env)

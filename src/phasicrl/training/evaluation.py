@@ -177,7 +177,7 @@ def run_episodes(
     on_episode_end: OnEpisodeEnd = lambda obs, ended: None,
     on_step: Callable[[TimeStep, EpisodeTracker], None] = lambda step, tracker: None,
 ) -> Episodes:  # fmt: skip
-    """Run episodes until every environment has finished its number of episodes.
+    """Run episodes until every environment has finished its number of them; return all.
 
     An episode of `MAX_EPISODE_STEPS` is cut, as by a time limit: it counts with its return so far,
     and is the last of its environment. There is a warning before.

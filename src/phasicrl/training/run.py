@@ -381,7 +381,7 @@ class Run(AbstractContextManager["Run"]):
         progress = self.buffer.aux_progress
         auxiliary = progress and {
             "epoch": progress.epoch,
-            "means": progress.means.state_dict(),
+            "means": progress.accumulator.state_dict(),
             "record": self.record,
             "seconds": progress.seconds,
             "rollout_seconds": self._rollout_seconds,
@@ -429,10 +429,10 @@ class Run(AbstractContextManager["Run"]):
         self._steps_on_card = min(self._steps_on_card, self.env_steps)  # `finish` has yet to follow
         self._best_return = state["best_return"]
         if (auxiliary := state["auxiliary"]) is not None:
-            device, means = self.executor.device, MeanAccumulator()
-            means.load_state_dict(auxiliary["means"], device)
+            device, accumulator = self.executor.device, MeanAccumulator()
+            accumulator.load_state_dict(auxiliary["means"], device)
             self.buffer.aux_progress = AuxiliaryProgress(
-                chunks[self._old_policy_chunk_name]["dist_params"].to(device), means,
+                chunks[self._old_policy_chunk_name]["dist_params"].to(device), accumulator,
                 auxiliary["epoch"], seconds=auxiliary["seconds"],
             )  # fmt: skip
             self._rollout_seconds = auxiliary["rollout_seconds"]

@@ -288,14 +288,14 @@ def _normalize_curve(curve: Curve, units: ScoreUnits) -> Curve:
 
 
 def _list_missed_minimums(
-    results: Sequence[ExperimentScores], unscored: Sequence[str], at_least: float | None,
+    results: Sequence[ExperimentScores], unscored: Sequence[str], minimum_mean: float | None,
     share_of_reference: float | None,
 ) -> list[str]:  # fmt: skip
     """List means of ours below a minimum or a fraction of a published mean, or without one."""
-    lacking = [] if at_least is None and share_of_reference is None else unscored
+    lacking = [] if minimum_mean is None and share_of_reference is None else unscored
     missed = [f"{label} has no score; expected finished episodes" for label in lacking]
     for ours in (result for result in results if not result.published):
-        minimums = [] if at_least is None else [(at_least, "")]
+        minimums = [] if minimum_mean is None else [(minimum_mean, "")]
         name = f"{ours.label} on {ours.task}"
         if share_of_reference is not None:
             published = [each for each in results if each.published and each.task == ours.task]

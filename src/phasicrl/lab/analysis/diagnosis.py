@@ -187,7 +187,7 @@ Check: TypeAlias = Callable[[Array, Config, bool], Finding | None]
 
 
 def _make_fraction_check(
-    limit: float, title: str, samples: str, remedy: Callable[[Config], str]
+    limit: float, title: str, evidence: str, remedy: Callable[[Config], str]
 ) -> Check:
     """Make a rule about the mean of a fraction over the second half of the run."""
 
@@ -195,7 +195,7 @@ def _make_fraction_check(
         mean = float(fractions[len(fractions) // 2 :].mean())
         if mean <= limit:
             return None
-        return Finding(title, f"{mean:.0%} of the {samples} in the second half", remedy(config))
+        return Finding(title, f"{mean:.0%} of the {evidence} in the second half", remedy(config))
 
     return check_second_half_mean
 

@@ -67,7 +67,7 @@ def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estima
 
 
 def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate:
-    """Estimate the probability that a run beats one of the others, averaged over tasks.
+    """Estimate, with an interval, the probability that a run beats one of the others, over tasks.
 
     Args:
         scores: `[R, T]`.

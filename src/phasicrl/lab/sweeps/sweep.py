@@ -240,7 +240,7 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     first, *others = [_format_changes_from_preset(config) for config in configs.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
-        TrialStatus(folder.name, arm, str(tasks[folder]), *_read_trial_status(folder), shared)
+        TrialStatus(folder.name, arm, str(tasks[folder]), *_read_trial_progress(folder), shared)
         for folder, arm in label_configs(configs, tasks).items()
     ]
 
@@ -254,7 +254,7 @@ def _format_changes_from_preset(config: Config) -> list[str]:
     )]  # fmt: skip
 
 
-def _read_trial_status(folder: Path) -> tuple[str, int, float | None, float | None]:
+def _read_trial_progress(folder: Path) -> tuple[str, int, float | None, float | None]:
     """Read state, steps, last return and score of the trial in a directory."""
     outcome, steps, returns = read_trial_outcome(folder), 0, list[float]()
     for run in folder.glob("runs/*"):
