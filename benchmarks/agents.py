@@ -43,7 +43,7 @@ def main(
             train(config.with_updates({"seed": seed}), resume="auto").directory
             for seed in range(first_seed, first_seed + seeds)
         ]
-        (package,) = release(trained, output=output, best=True)
+        (package,) = release(trained, output=output, best_per_task=True)
         film(package.path, policy="greedy", size=240, output=films / f"{preset}.mp4")
         greedy, sampled = (each.mean_return for each in package.evaluations)
         path = package.path.rename(output / preset)

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import pytest
 
-from phasicrl import cli
+from phasicrl import cli, evaluate
 from phasicrl.algorithm import train
 from phasicrl.cli import all_commands, main, parse_and_call, parse_config
 from phasicrl.lab.analysis.plot import plot_runs
 from phasicrl.lab.experiments.run_suite import run_suite
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.training import evaluate as evaluation
+from phasicrl.training import evaluation
 from phasicrl.training.run import Run
 from tests.helpers import TRAIN, corridor, stop_at
 
@@ -186,7 +186,7 @@ def test_a_tilde_is_the_home_folder(
     assert run.directory.parent == tmp_path / "runs"
     name = f"~/runs/{run.directory.name}"
     assert RunDirectory(cast(Any, name)).config == parse_config([f"--from={name}"]) == run.config
-    assert len(evaluation.evaluate(name, episodes=1)) == 2
+    assert len(evaluate(name, episodes=1)) == 2
     assert main(["report", "--output=~/page.html", name]) == 0 and (tmp_path / "page.html").exists()
 
 

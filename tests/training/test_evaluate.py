@@ -27,7 +27,6 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.presets import get_preset
 from phasicrl.seeding import derive_seed, env_seeds
-from phasicrl.training import evaluate as evaluate_module
 from phasicrl.training import evaluation as of_runs
 from phasicrl.training.acting import load
 from phasicrl.training.build import start_run
@@ -328,7 +327,6 @@ def test_options_are_added_to_those_of_the_training(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates({"env.id": "gymnasium:Pendulum-v1",
                                           "env.options": {"g": 5.0}})  # fmt: skip
     run, made = train(config), Mock(side_effect=make_evaluation_envs)
-    with patch.object(evaluate_module, "make_evaluation_envs", made):
+    with patch.object(of_runs, "make_evaluation_envs", made):
         evaluate(run.directory, episodes=1, env_options={"max_episode_steps": 9})
-    options = made.call_args.args[0].env.options
-    assert options == {"g": 5.0, "max_episode_steps": 9}
+    assert made.call_args.args[0].env.options == {"g": 5.0, "max_episode_steps": 9}

@@ -24,7 +24,6 @@ from phasicrl.config_io import read_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.lab.film.video import film
 from phasicrl.seeding import derive_seed
-from phasicrl.training import evaluate as evaluate_module
 from phasicrl.training import evaluation as evaluation_module
 from phasicrl.training import run as run_module
 from phasicrl.training.evaluate import evaluate
@@ -311,8 +310,7 @@ def test_evaluations_have_networks_in_evaluation_mode_and_the_policy_of_the_opti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
     play = Mock(return_value=Episodes((1.0,), (1,)))
-    for module in (evaluation_module, evaluate_module):
-        monkeypatch.setattr(module, "run_agent_episodes", play)
+    monkeypatch.setattr(evaluation_module, "run_agent_episodes", play)
     run = train(evaluated(tmp_path, **{"evaluation.policy": policy}), make_env=Corridor)
     evaluate(run.directory, episodes=1, policies=(policy,), make_env=Corridor)
     assert run.agent.training

@@ -133,14 +133,15 @@ def test_a_run_says_that_actions_may_leave_their_bounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(tmp_path).with_updates({"log.console": "plain"})
-    cases = [("none", np.inf, 1), ("none", 1.0, 1), ("clip", np.inf, 0), ("tanh", 1.0, 0)]
-    for squash, high, count in cases:
-        make_env = partial(Spaces, BOX, gym.spaces.Box(0, high, (1,), np.float32))
-        start_run(
-            config.with_updates({"action.squash": squash}), make_env=make_env
-        ).resources.close()
+    cases = [("none", 0, np.inf, 1, 0), ("none", 0, 1, 1, 0), ("clip", 0, np.inf, 0, 0),
+             ("tanh", 2, 3, 0, 0), ("clip", 2, 3, 0, 1), ("none", -3, -2, 1, 1)]  # fmt: skip
+    for squash, low, high, leaves, is_far in cases:
+        make_env = partial(Spaces, BOX, gym.spaces.Box(low, high, (1,), np.float32))
+        changed = config.with_updates({"action.squash": squash})
+        start_run(changed, make_env=make_env).resources.close()
         said = capsys.readouterr().out
-        assert said.count("actions may leave Box(") == said.count("action.squash clip") == count
+        assert said.count("actions may leave Box(") == said.count("action.squash clip") == leaves
+        assert said.count("expected action.rescale") == is_far
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

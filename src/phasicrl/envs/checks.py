@@ -300,16 +300,16 @@ class CheckedEnv(gym.Env[Any, Any]):
         except TypeError:
             return None
 
-    def restore(self, all_starts: Sequence[str], all_actions: Sequence[np.ndarray]) -> ObsInfo:
+    def restore(self, starts_json: Sequence[str], all_actions: Sequence[np.ndarray]) -> ObsInfo:
         """Replay this environment's episode, and return its current observation and `info`.
 
         Args:
-            all_starts: results of `get_replay_start` of all environments.
+            starts_json: results of `get_replay_start` of all environments.
             all_actions: actions `[L, …]` of the current episodes of all environments.
         """
         # A restart would lead to another state.
         can_restart, self._can_restart = self._can_restart, False
-        start, remaining = json.loads(all_starts[self.env_index]), all_actions[self.env_index]
+        start, remaining = json.loads(starts_json[self.env_index]), all_actions[self.env_index]
         obs, info = self.reset(seed=start["seed"])
         if "state" in start:
             with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):

@@ -165,7 +165,7 @@ def _load_stand_ins(functions_by_library: Mapping[str, Sequence[str]], remedy: s
 
 
 def load_library_lazily(path: Path, remedy: str) -> None:
-    """Load a library whose functions are resolved when they are called.
+    """Load a library into this process; its functions are resolved when they are called.
 
     `ctypes.CDLL` always adds RTLD_NOW, which fails with stand-ins.
 

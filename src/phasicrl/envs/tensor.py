@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -107,11 +108,9 @@ class TensorVectorEnv:
         self.action_space = properties.action_space
         self._layout = ObservationLayout(self.observation_space)
         # First number and number of choices of each discrete part of an observation.
-        self._ranges = {
-            x.path: [torch.as_tensor(n, device=self.device) for n in get_start_and_count(x.space)]
-            for x in self._layout.leaves
-            if get_start_and_count(x.space)[1].any()
-        }
+        upload = partial(torch.as_tensor, device=self.device)
+        ranges = {x.path: get_start_and_count(x.space) for x in self._layout.leaves}
+        self._ranges = {x: [*map(upload, pair)] for x, pair in ranges.items() if pair[1].any()}
         self._actions = ActionLayout(self.action_space)
         seed = local.base_seed + local.first_index
         # States of the global generators in the simulator's calls, by type of device.

@@ -38,9 +38,7 @@ class Plan:
     device: str = "cpu"
     num_threads: int = 1
     take_turns: bool = False
-    precision: Mapping[Phase, Precision] = field(
-        default_factory=lambda: dict.fromkeys(PHASES, "fp32")
-    )
+    precision: dict[Phase, Precision] = field(default_factory=lambda: dict.fromkeys(PHASES, "fp32"))
     micro_batch: Mapping[Phase, int | None] = field(default_factory=lambda: dict.fromkeys(PHASES))
     compiled: bool = False
     inference_batch_size: int = 65_536

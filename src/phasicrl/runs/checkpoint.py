@@ -170,7 +170,7 @@ def load_checkpoint(folder: Path, *, run_id: str = "") -> tuple[RankState, list[
         for newer in list_checkpoints(folder)[-len(rejections) :] if rejections else []:
             os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
         return part, rejections
-    reasons = "; ".join(rejections) or "the run ended before its first one"
+    reasons = "; ".join(rejections) or "the run ended before its first one; start it again"
     raise CheckpointError(f"{folder} has no usable checkpoint: {reasons}")
 
 

@@ -233,7 +233,7 @@ class RunDirectory:
                 if damaged:
                     given = f"line {damaged} of {path} is damaged"
                     raise ValueError(f"{given}; expected a JSON object. Remove or restore it")
-                if (row := _parse_row(line)) is None:
+                if (row := _parse_json_row(line)) is None:
                     damaged = number
                     continue
                 selected = {name: row[name] for name in row if not names or name in wanted}
@@ -258,7 +258,7 @@ class RunDirectory:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65_536 * count))
             lines = file.read().decode(errors="replace").splitlines()[-count:]
-        return [row for line in lines if (row := _parse_row(line)) is not None]
+        return [row for line in lines if (row := _parse_json_row(line)) is not None]
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -435,7 +435,7 @@ def get_run_directory(path_or_preset: Path | str) -> RunDirectory:
     return RunDirectory(agent) if is_agent else files
 
 
-def _parse_row(line: str) -> dict[str, Any] | None:
+def _parse_json_row(line: str) -> dict[str, Any] | None:
     """Parse a row of metrics; return None if it is incomplete, or if values are not numbers."""
     try:
         row = json.loads(line)

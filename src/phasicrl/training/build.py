@@ -401,14 +401,16 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: 
     backend = custom or envs.name.partition(":")[0]
     unused = find_unused_options(config, envs, backend)
     messages = [
-        f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
-        f"no effect without {what}"
+        f"warning: {', '.join(x for x in unused if unused[x] == what)}: no effect without {what}"
         for what in dict.fromkeys(unused.values())
     ]
     boxes = [part for _, part in leaves(envs.action_space) if isinstance(part, gym.spaces.Box)]
     bounded = [box for box in boxes if np.isfinite([box.low, box.high]).any()]
     if bounded and config.action.squash == "none":
         messages.append(f"actions may leave {bounded[0]} (action.squash none); {CLIP_REMEDY}")
+    far = [box for box in boxes if (box.low > 0).any() or (box.high < 0).any()]
+    if far and config.action.squash != "tanh" and not config.action.rescale:
+        messages.append(f"warning: actions begin at 0, outside {far[0]}; expected action.rescale")
     if config.ppo.truncation_value == "rsl_rl":
         text = "warning: ppo.truncation_value is rsl_rl, which biases values at time limits"
         messages.append(f"{text}; expected final_obs, unless rsl_rl's numbers are reproduced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -21,15 +22,10 @@ from phasicrl.runs.checkpoint import load_rank_state
 from phasicrl.runs.directory import RunDirectory, WeightsKind, get_run_directory, get_user_objects
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
+from phasicrl.training import evaluation
 from phasicrl.training.bootstrap import bootstrap_mean_interval
 from phasicrl.training.build import EvaluationObjects, make_agent
-from phasicrl.training.evaluation import (
-    check_levels,
-    list_level_kinds,
-    load_lab_entry_point,
-    make_evaluation_envs,
-    run_agent_episodes,
-)
+from phasicrl.training.run import describe_objects
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -115,12 +111,16 @@ class SavedAgent:
         objects = get_user_objects(user_objects, EvaluationObjects.__annotations__)
         config = run_directory.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
-        check_levels(levels, None if any(objects.values()) else config.env)
+        own = run_directory.card.get("own") or {}
+        for name, given in describe_objects(networks).items():
+            if not str(own.get(name)).endswith(given.partition(":")[2]):
+                warnings.warn(f"{name} is {given}; expected {own.get(name)}", RuntimeWarning, 3)
+        evaluation.check_levels(levels, None if any(objects.values()) else config.env)
         return cls(run_directory, config, objects, networks)
 
     def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
         """Make environments for an evaluation, see `make_evaluation_envs`."""
-        return make_evaluation_envs(
+        return evaluation.make_evaluation_envs(
             self.config, num_envs=num_envs, levels=levels, seed=seed, **self.env_objects
         )
 
@@ -216,11 +216,11 @@ def evaluate(
         path.parent.mkdir(parents=True, exist_ok=True)
     open_table = table_path.open("w", newline="") if table_path else nullcontext()
     with use_threads(threads), open_table as file:
-        table = None if file is None else load_lab_entry_point("StepTable")(file)
-        for which, policy in product(list_level_kinds(levels), policies):
+        table = None if file is None else evaluation.load_lab_entry_point("StepTable")(file)
+        for which, policy in product(evaluation.list_level_kinds(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
-                finished = run_agent_episodes(
+                finished = evaluation.run_agent_episodes(
                     agent, envs, episodes=episodes, policy=policy, seed=seed,
                     on_step=None if table is None else partial(table.add, which),
                     precision=saved.config.compute.policy_precision,

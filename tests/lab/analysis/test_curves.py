@@ -229,7 +229,7 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     (sweep / "s1").mkdir(parents=True)
     (sweep / "s1" / "trial.json").write_text("{}")
     for runs, metric, message in [
-        ([], RETURN, "runs is empty; expected at least one"),
+        ([], RETURN, "no runs are given; expected at least one"),
         ([sweep], RETURN, "sweep/s1; expected a run with data"),
         ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
         ([tmp_path], RETURN, r"such as .*/(empty|run|forked), or for plots .*/\*"),

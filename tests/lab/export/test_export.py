@@ -226,12 +226,15 @@ def test_custom_heads_are_exported(tmp_path: Path) -> None:
         hidden, last = nn.Linear(num_features, 4), nn.Linear(4, num_outputs)
         return nn.Sequential(hidden, nn.Tanh(), last) if name == "policy" else None
 
-    own: dict[str, Any] = {"make_env": partial(Levers, discrete=False), "make_head": make_head}
-    run = train(masked_with_memory(tmp_path), **own).directory
+    make_env = partial(Levers, discrete=False)
+    run = train(masked_with_memory(tmp_path), make_env=make_env, make_head=make_head).directory
     # An exported policy is compared with the agent's.
-    assert export_policy(run, format="torch", observations=16, **own).max_relative_difference < 1e-5
+    made = export_policy(run, format="torch", make_env=make_env, make_head=make_head)
+    assert made.max_relative_difference < 1e-5
+    with pytest.warns(RuntimeWarning, match=r"make_head is .*<lambda>; expected .*\.make_head"):
+        export_policy(run, format="torch", make_env=make_env, make_head=lambda *x: make_head(*x))
     with pytest.raises(ValueError, match=r"was trained with make_head=.*same head"):
-        export_policy(run, format="torch", make_env=own["make_env"])
+        export_policy(run, format="torch", make_env=make_env)
 
 
 class Undecided(torch.nn.Module):

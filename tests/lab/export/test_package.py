@@ -44,7 +44,7 @@ def package(run: Path, tmp_path: Path) -> Path:
 
 
 def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path: Path) -> None:
-    (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
+    (made,) = release([run], output=f"{tmp_path}/out", episodes=4, onnx=True, make_env=corridor)
     assert made.path == tmp_path / "out" / "tiny-corridor-s3"
     files = {*PACKAGE_FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
     assert {entry.name for entry in made.path.iterdir()} == files

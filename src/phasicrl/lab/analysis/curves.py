@@ -146,7 +146,7 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
             configuration that can be read.
     """
     if not paths:
-        raise ValueError("runs is empty; expected at least one run directory")
+        raise ValueError("no runs are given; expected at least one run directory")
     found: list[Path] = []
     empty: list[str] = []
     for path in dict.fromkeys(paths):

@@ -312,7 +312,7 @@ def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
 
 
 def train_or_resume(config: Config, **options: Any) -> RunDirectory:
-    """Train or resume a run with options of `train`; leave a diverged run as it is."""
+    """Train or resume a run with options of `train`; return it, or a diverged one unchanged."""
 
     def find_diverged_run() -> RunDirectory | None:
         runs = RunDirectory.find_matching_runs(config)

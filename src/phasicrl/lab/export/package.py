@@ -48,7 +48,7 @@ class AgentPackage(NamedTuple):
 
 
 def release(
-    runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
+    runs: Sequence[Path], *, output: Path | str = Path("release"), best_per_task: bool = False,
     weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False, **user_objects: Any,
 ) -> list[AgentPackage]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
@@ -56,7 +56,7 @@ def release(
     Args:
         runs: Run directories.
         output: Parent of the packages' directories.
-        best: Package the run with the highest final return of each environment only.
+        best_per_task: Package the run with the highest final return of each environment only.
         weights: Last weights, or best weights by the evaluations during the run.
         episodes: Episodes of the evaluation, for greedy and for sampled actions each.
         onnx: Add `policy.onnx`, which other tools can run.
@@ -67,11 +67,11 @@ def release(
             exists.
     """
     if not runs:
-        raise ValueError("runs is empty; expected at least one run directory")
+        raise ValueError("no runs are given; expected at least one run directory")
     agents_by_package: dict[Path, SavedAgent] = {}
-    for run in _select_best_per_task(runs) if best else runs:
+    for run in _select_best_per_task(runs) if best_per_task else runs:
         saved = SavedAgent.from_run(run, **user_objects)
-        path = output / RunDirectory.format_folder_prefix(saved.config, "-")
+        path = Path(output) / RunDirectory.format_folder_prefix(saved.config, "-")
         if path.exists() or path in agents_by_package:
             raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
         agents_by_package[path] = saved

@@ -233,11 +233,11 @@ def _make_gym_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
         env, index = gym.Wrapper(maker()), free_indices.pop(0) if free_indices else len(renderers)
         renderers[index : index + 1] = [_Renderer(env, partial(draw_env, env))]
 
-        def close_env() -> None:  # not called by an environment that closes itself
+        def close_and_free_index() -> None:  # not called by an environment that closes itself
             free_indices.append(index)
             env.env.close()
 
-        env.close = close_env
+        env.close = close_and_free_index
         return env
 
     try:
