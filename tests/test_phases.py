@@ -18,7 +18,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import ActionConfig, AuxConfig, Config, RewardNormConfig
-from phasicrl.execution.step import StepSettings
+from phasicrl.execution.step import AdamSettings
 from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples, Rollout
 from phasicrl.training.build import start_run
@@ -238,7 +238,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
     agent, make, rate = run.agent, run.executor.make_gradient_step, 3e-3
     behavior, found, expected = copy.deepcopy(agent), [], []
 
-    def spied(loss: Any, settings: StepSettings) -> Any:
+    def spied(loss: Any, settings: AdamSettings) -> Any:
         step = make(loss, settings)
 
         def checked(minibatch: Minibatch[PolicySamples], *coefficients: Tensor) -> Any:
@@ -291,7 +291,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
-        settings = StepSettings("policy", run.agent.params_per_network(), frozen, None)
+        settings = AdamSettings("policy", run.agent.params_per_network(), frozen, None)
         run.executor.make_gradient_step(loss, settings)(
             everything, *run.learner.policy_loss_coefficients()
         )
@@ -313,7 +313,7 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
 
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
     loss = Large(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
-    step = run.executor.make_gradient_step(loss, run.learner.make_step_settings("policy"))
+    step = run.executor.make_gradient_step(loss, run.learner.make_adam_settings("policy"))
     minibatch = Minibatch(samples_of(run), torch.arange(4), as_steps=True)
     with patch.object(optimize, "eager_adam_step_", keep):
         names, (seen, norm), weight = step(minibatch, *run.learner.policy_loss_coefficients())

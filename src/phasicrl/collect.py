@@ -105,7 +105,7 @@ class Collector:
             if updates_obs_norm_before_values:
                 self.agent.reader.update(rollout.obs, self.executor.world)
                 if self.agent.state_size:
-                    truncations = self._recompute_memory_states(rollout, truncations)
+                    truncations = self._recompute_memory_after_obs_update(rollout, truncations)
             if self._values_deferred or updates_obs_norm_before_values:
                 values = self.executor.infer_in_batches(rollout.as_segments(), self._compute_values)
                 rollout.value.copy_(values)
@@ -211,7 +211,7 @@ class Collector:
             truncations.append(StepTruncations(t, envs, obs, state[envs]))
         return truncations
 
-    def _recompute_memory_states(
+    def _recompute_memory_after_obs_update(
         self, rollout: Rollout, truncations: list[StepTruncations]
     ) -> list[StepTruncations]:
         """Recompute the memory's states with the current observation statistics.

@@ -17,7 +17,7 @@ from phasicrl import objectives, optimize
 from phasicrl.config import Config, ScheduleFunction
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
-from phasicrl.execution.step import StepSettings
+from phasicrl.execution.step import AdamSettings
 from phasicrl.models.agent import Agent, diagnose_networks
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.normalize import EmaMoments, RewardNormalizer
@@ -216,17 +216,17 @@ class Learner:
         self.kl_coef = objectives.adapt_kl_coef(used, last_epoch_kl, target=target)
         return {"losses/kl_penalty": used}
 
-    def make_step_settings(self, phase: Phase) -> StepSettings:
+    def make_adam_settings(self, phase: Phase) -> AdamSettings:
         """Return optimizer, clipping and mean over processes for the gradient steps of a phase."""
         config, world = self.config, self.executor.world
         # A single process needs no mean, and compiles the whole step.
         mean = world.all_reduce_mean_ if world.size > 1 else None
         if phase == "aux":
             max_norm, adam = config.aux.max_grad_norm, self.optimizers["aux"]
-            return StepSettings(phase, self._network_params, adam, max_norm, mean)
+            return AdamSettings(phase, self._network_params, adam, max_norm, mean)
         # Joint epochs use the policy's optimizer, also for the value half after an early stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
-        return StepSettings(phase, self._clip_groups, optimizer, config.ppo.max_grad_norm, mean)
+        return AdamSettings(phase, self._clip_groups, optimizer, config.ppo.max_grad_norm, mean)
 
     @property
     def _modules(self) -> dict[str, nn.Module | ProximalPolicy | None]:

@@ -394,7 +394,7 @@ def policy_phase(
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
         loss = PolicyPhaseLoss(agent, ppo, trains_policy, trains_value, executor.precision(phase))
-        step = executor.make_gradient_step(loss, learner.make_step_settings(phase))
+        step = executor.make_gradient_step(loss, learner.make_adam_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, trains_policy=trains_policy):
             _adapt_rate_to_minibatch_kl(learner, minibatch, phase)
             means.add(*step(minibatch, *coefficients))
@@ -505,7 +505,7 @@ def auxiliary_phase(
     num_used = aux.num_minibatches * num_iterations
     unit = learner.config.get_shuffle_unit(aux)
     step = executor.make_gradient_step(
-        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.make_step_settings("aux")
+        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.make_adam_settings("aux")
     )
     while progress.epoch < aux.epochs:
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")

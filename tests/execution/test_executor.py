@@ -29,7 +29,7 @@ from phasicrl.execution import step as step_module
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
-from phasicrl.execution.step import StepSettings
+from phasicrl.execution.step import AdamSettings
 from phasicrl.models.agent import Agent
 from phasicrl.training.run import Run
 from tests.corridor import Corridor
@@ -296,7 +296,7 @@ def test_a_step_that_does_not_fit_names_the_option(
 ) -> None:  # fmt: skip
     plain = executor_module.clip_and_step_
 
-    def full(settings: StepSettings) -> Any:
+    def full(settings: AdamSettings) -> Any:
         if settings.phase == name:
             raise error
         return plain(settings)
@@ -414,7 +414,7 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         run = open_run(setting(tmp_path, **changes))
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
-        settings = replace(run.learner.make_step_settings("policy"), average_gradients=average)
+        settings = replace(run.learner.make_adam_settings("policy"), average_gradients=average)
         run.learner.start_iteration()
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True)
         step = run.executor.make_gradient_step(loss, settings)

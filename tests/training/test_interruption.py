@@ -155,7 +155,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
     clock = Clock()
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("phasicrl.system.signals.time", SimpleNamespace(monotonic=clock))
-    save = Run._write_backup_checkpoint
+    save = Run._write_backup_as_checkpoint
 
     def interrupted_save(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -166,7 +166,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
         save(run)
 
     with pytest.raises(KeyboardInterrupt), start_run(tiny(tmp_path), make_env=corridor):
-        monkeypatch.setattr(Run, "_write_backup_checkpoint", interrupted_save)
+        monkeypatch.setattr(Run, "_write_backup_as_checkpoint", interrupted_save)
         os.kill(os.getpid(), signal.SIGINT)
     assert ended == [130]
 

@@ -441,7 +441,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
         return clock.now
 
     monkeypatch.setattr(time, "perf_counter", tick)
-    monkeypatch.setattr(Run, "_write_backup_checkpoint", save)
+    monkeypatch.setattr(Run, "_write_backup_as_checkpoint", save)
     by_time = CheckpointConfig(every_minutes=2.0)
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
     run.callbacks.on_iteration = lambda *_: clock.wait(60)

@@ -15,7 +15,7 @@ from phasicrl.config import Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.execution.compiled import TensorFunction, compile_for_gpu, compile_inference
 from phasicrl.execution.plan import Phase, Plan
-from phasicrl.execution.step import CompiledUpdate, Loss, StepMetrics, StepSettings, clip_and_step_
+from phasicrl.execution.step import AdamSettings, CompiledUpdate, Loss, StepMetrics, clip_and_step_
 from phasicrl.execution.turn_lock import CpuTurnLock
 from phasicrl.rollout import Minibatch, Samples
 
@@ -137,7 +137,7 @@ class Executor:
         self.log(f"acting is compiled ({perf_counter() - start:.0f} s)")
         return call
 
-    def make_gradient_step(self, loss: Loss[S], settings: StepSettings) -> EagerGradientStep:
+    def make_gradient_step(self, loss: Loss[S], settings: AdamSettings) -> EagerGradientStep:
         """Make a function that makes a gradient step on the mean loss of a minibatch.
 
         Args:
@@ -181,7 +181,7 @@ class EagerGradientStep:
         settings: optimizer and clipping.
     """
 
-    def __init__(self, executor: Executor, loss: Loss[Any], settings: StepSettings) -> None:
+    def __init__(self, executor: Executor, loss: Loss[Any], settings: AdamSettings) -> None:
         self.executor, self.loss, self.settings = executor, loss, settings
         uses_graphs = executor.plan.compiled and executor.plan.on_gpu
         self._loss = compile_for_gpu(loss.__call__) if uses_graphs else loss

@@ -44,7 +44,7 @@ class Loss(Protocol[In]):
 
 
 @dataclass(frozen=True, eq=False)
-class StepSettings:
+class AdamSettings:
     """Settings of a gradient step: clipping, optimizer and mean over processes.
 
     Attributes:
@@ -68,7 +68,7 @@ class StepSettings:
         return f"gradients/{self.phase}_norm"
 
 
-def clip_and_step_(settings: StepSettings) -> Tensor:
+def clip_and_step_(settings: AdamSettings) -> Tensor:
     """Clip the parameters' gradients, step, and return the norm before clipping, 0-d.
 
     Parameters without gradient are unchanged. Gradients that are not finite make no step, and are
@@ -118,7 +118,7 @@ class CompiledUpdate:
 
     def __init__(
         self, loss: Loss[Any], minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...],
-        settings: StepSettings,
+        settings: AdamSettings,
     ) -> None:  # fmt: skip
         self._loss, self._settings, self._example = loss, settings, minibatch
         named = dict(loss.agent.named_parameters())

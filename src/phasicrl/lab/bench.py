@@ -227,19 +227,19 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
     samples = segments if segments.has_memory else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // run.config.ppo.num_minibatches))
     passes = _list_passes(run)
-    pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
+    batches = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
 
-    def run_network_pass(network_pass: _NetworkPass, piece: Any) -> None:
-        inputs = (piece.obs, piece.first, piece.state)
+    def run_network_pass(network_pass: _NetworkPass, batch: Any) -> None:
+        inputs = (batch.obs, batch.first, batch.state)
         precision = run.executor.precision(network_pass.phase)
         with torch.set_grad_enabled(network_pass.backward):
             if not network_pass.runs_policy:
                 outputs = [agent.value(*inputs, precision=precision)]
             elif not network_pass.runs_value:
-                policy, _ = agent.policy(*inputs, piece.action_mask, precision=precision)
+                policy, _ = agent.policy(*inputs, batch.action_mask, precision=precision)
                 outputs = [policy.dist_params]
             else:
-                output = agent(*inputs, piece.action_mask, precision=precision)
+                output = agent(*inputs, batch.action_mask, precision=precision)
                 outputs = [output.policy.dist_params, output.value]
                 outputs += [] if output.aux_value is None else [output.aux_value]
         if network_pass.backward:
@@ -247,21 +247,21 @@ def _measure_networks(run: Any) -> tuple[Rate, dict[str, float], float]:
             agent.zero_grad(set_to_none=True)
 
     flops = 0.0
-    for network_pass, piece in zip(passes, pieces, strict=True):  # a warm-up, too
+    for network_pass, batch in zip(passes, batches, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
-            run_network_pass(network_pass, piece)
-        flops += network_pass.per_step * counter.get_total_flops() / piece.first.numel()
+            run_network_pass(network_pass, batch)
+        flops += network_pass.per_step * counter.get_total_flops() / batch.first.numel()
 
-    def time_pass_per_step(network_pass: _NetworkPass, piece: Any) -> float:
+    def time_pass_per_step(network_pass: _NetworkPass, batch: Any) -> float:
         run.executor.synchronize()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _PASS_SECONDS or not calls:
-            run_network_pass(network_pass, piece)
+            run_network_pass(network_pass, batch)
             calls += 1
         run.executor.synchronize()
-        return network_pass.per_step * (perf_counter() - start) / calls / piece.first.numel()
+        return network_pass.per_step * (perf_counter() - start) / calls / batch.first.numel()
 
-    rounds = [sum(map(time_pass_per_step, passes, pieces)) for _ in range(3)]
+    rounds = [sum(map(time_pass_per_step, passes, batches)) for _ in range(3)]
     counts = {"forward and backward": sum(x.per_step for x in passes if x.backward), "forward": 1.0}
     return _summarize_rates("networks alone", [1 / seconds for seconds in rounds]), counts, flops
 

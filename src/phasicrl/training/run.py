@@ -296,7 +296,7 @@ class Run(AbstractContextManager["Run"]):
         if not self.world.all_reduce_any(self.world.is_first and is_due):
             return
         try:
-            self._write_backup_checkpoint()
+            self._write_backup_as_checkpoint()
         except OSError as error:
             if self.world.size > 1:
                 raise
@@ -327,9 +327,9 @@ class Run(AbstractContextManager["Run"]):
         """
         self._write_metrics()  # a checkpoint refers to the size of the log
         self.back_up_state()
-        self._write_backup_checkpoint()
+        self._write_backup_as_checkpoint()
 
-    def _write_backup_checkpoint(self) -> None:
+    def _write_backup_as_checkpoint(self) -> None:
         """Write the last backup as a checkpoint."""
         assert self._backup is not None
         state, chunk_makers = self._backup
@@ -493,7 +493,7 @@ class Run(AbstractContextManager["Run"]):
         """Save the last backup, and log how to resume the run."""
         try:
             if self.world.size == 1 or self.world.has_shared_error:
-                self._write_backup_checkpoint()
+                self._write_backup_as_checkpoint()
         except (OSError, ValueError, RankError) as problem:
             self.metrics_log.show_message(f"warning: the last iteration is not saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"

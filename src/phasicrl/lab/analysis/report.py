@@ -70,7 +70,7 @@ class _ReportedRun:
         return f"var(--color{self.index % MAX_CURVES})"
 
     @cached_property
-    def rows(self) -> list[dict[str, float]]:
+    def metric_rows(self) -> list[dict[str, float]]:
         """Metrics of the page, one row for each iteration."""
         names = [*sum(GROUPS.values(), ()), *self.extra_metrics, *(f"time/{x}" for x in TIMES)]
         return self.run_directory.metrics(*names, "time/total", "charts/num_episodes")
@@ -83,21 +83,21 @@ class _ReportedRun:
 
     def get_points(self, metric: str) -> Points:
         """Return the steps and values of a metric in the rows where the metric is finite."""
-        return curves.extract_points(self.rows, metric)
+        return curves.extract_points(self.metric_rows, metric)
 
     def _sum_times(self, *times: str) -> float:
         return float(sum(self.get_points(f"time/{part}")[1].sum() for part in times))
 
     @cached_property
     def findings(self) -> list[Finding]:
-        names = {name for row in self.rows for name in row if "/" in name}
+        names = {name for row in self.metric_rows for name in row if "/" in name}
         columns = {name: self.get_points(name)[1] for name in names}
         return diagnose(columns, self.config, diverged="diverged" in self.run_directory.card)
 
     @property
     def key_figures(self) -> dict[str, str]:
         """Formatted numbers at the top of the page, by caption."""
-        steps, training = self.rows[-1]["env_steps"], self._sum_times("total")
+        steps, training = self.metric_rows[-1]["env_steps"], self._sum_times("total")
         facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
             ("return, last 100 episodes", "charts/episodic_return_100"),
@@ -215,7 +215,7 @@ def _draw_figures(reported_runs: Sequence[_ReportedRun]) -> dict[str, list[tuple
     for group, metrics in {**GROUPS, "Others": extra}.items():
         for metric, part in product(metrics, parts):
             series = [(each.index % MAX_CURVES, each.get_points(metric)) for each in part]
-            missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.rows]
+            missing = [np.isnan(row.get(metric, 0.0)) for each in part for row in each.metric_rows]
             undefined = f", undefined in {sum(missing)} of {len(missing)} iterations"
             caption = metric + undefined * any(missing)
             caption += f", runs {part[0].index + 1} to {part[-1].index + 1}" * (len(parts) > 1)
