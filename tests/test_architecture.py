@@ -121,7 +121,7 @@ phasicrl.runs.checkpoint: hash_file
 phasicrl.runs.directory: CONFIG_FILE METRICS_FILE RunDirectory WeightsKind get_run_directory
 phasicrl.runs.lock: LOCK_FILE RunLock
 phasicrl.runs.metrics: METRICS
-phasicrl.system.machine: import_extra num_cores
+phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler call_on_parent_exit
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: make_agent start_run

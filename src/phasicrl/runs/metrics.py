@@ -23,7 +23,7 @@ from typing import Any
 from phasicrl.config import Config
 from phasicrl.runs.console import Display, Values
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
@@ -309,7 +309,7 @@ class _WandB:
     name = "Weights & Biases"
 
     def __init__(self, run_dir: Path, config: Config) -> None:
-        wandb = import_extra("wandb", "log.wandb needs Weights & Biases", "wandb")
+        wandb = import_optional("wandb", "log.wandb needs Weights & Biases", "wandb")
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")

@@ -83,7 +83,7 @@ def find_commit(folder: Path = Path(__file__).parent) -> str | None:
     return answer.strip()
 
 
-def import_extra(name: str, message: str, extra: str = "lab") -> Any:
+def import_optional(name: str, message: str, extra: str = "lab") -> Any:
     """Import and return a module of an optional package.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from phasicrl.lab.analysis.curves import Curve, Task, get_shared_experiment, read_curves
 from phasicrl.lab.analysis.references import read_reference_curves
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def plot_runs(
 
 def require_matplotlib() -> None:
     """Raise an error that names the extra if matplotlib is missing."""
-    import_extra("matplotlib", "figures need matplotlib")
+    import_optional("matplotlib", "figures need matplotlib")
 
 
 def prepare_stem(output: Path) -> Path:

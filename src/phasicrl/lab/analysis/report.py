@@ -28,7 +28,7 @@ from phasicrl.lab.analysis.plot import MAX_CURVES, extend_colors, format_steps, 
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 REPORT_FILE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -165,7 +165,7 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         ValueError: `runs` is empty, no run has data, or the output is not an .html file.
         ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
-    jinja2 = import_extra("jinja2", "reports need jinja2")
+    jinja2 = import_optional("jinja2", "reports need jinja2")
     require_matplotlib()
     runs = list(dict.fromkeys(Path(run).expanduser().resolve() for run in runs))
     path = Path(output or (runs[0] / REPORT_FILE if len(runs) == 1 else REPORT_FILE))

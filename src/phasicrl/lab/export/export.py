@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Levels
 from phasicrl.lab.export.graph import AgentGraph, get_inputs_by_name
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_episodes
 
@@ -105,7 +105,7 @@ def export_policy(
         raise ValueError(f"output is {output}; expected the ending {SUFFIXES[format]}")
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            import_extra(package, f"ONNX needs {package}")
+            import_optional(package, f"ONNX needs {package}")
     num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = saved.make_envs(num_envs, "unseen", seed=0)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
@@ -222,7 +222,7 @@ def open_policy(path: Path) -> LoadedPolicy:
     path = max(present, key=lambda file: file.stat().st_mtime_ns)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
-        import_extra("onnxruntime", "ONNX needs onnxruntime")
+        import_optional("onnxruntime", "ONNX needs onnxruntime")
     try:
         text, infer = (_open_onnx if is_onnx else _open_torch)(path)
     except Exception as error:  # onnxruntime's errors have no common class

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from phasicrl.lab.export.package import HASHES_FILE, PACKAGE_FILES, check_package_hashes
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 
 def push(
@@ -32,7 +32,7 @@ def push(
         ValueError: the directory is not a package of `release`, or its files were changed.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = import_extra("huggingface_hub", "the hub needs huggingface_hub")
+    hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
     names = [*check_package_hashes(package), HASHES_FILE]
     if not dry_run:
         api = hub.HfApi()
@@ -60,7 +60,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         ValueError: the directory exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
-    hub = import_extra("huggingface_hub", "the hub needs huggingface_hub")
+    hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
         raise ValueError(f"output is {output}, which exists; expected a new folder")

@@ -28,7 +28,7 @@ from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RaycastCamera
 from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import has_channels_first
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 from phasicrl.training.evaluation import run_agent_episodes
 
@@ -260,7 +260,7 @@ def _to_rgb(obs: np.ndarray, channels_first: bool) -> np.ndarray:
 @contextmanager
 def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Open a film, and yield a function that adds an image."""
-    imageio_ffmpeg = import_extra("imageio_ffmpeg", "films need imageio-ffmpeg")
+    imageio_ffmpeg = import_optional("imageio_ffmpeg", "films need imageio-ffmpeg")
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.models.agent import Agent
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 _INK, _FAINT, _ACCENT = (235, 235, 235), (95, 95, 95), (230, 159, 0)
 _BACKGROUND = (24, 24, 24)
@@ -109,4 +109,4 @@ def _draw_action_gauge(draw: Any, box: tuple[float, ...], *places: float) -> Non
 @functools.cache
 def _load_font(size: int) -> Any:
     """Load Pillow's own font."""
-    return import_extra("PIL.ImageFont", "an overlay needs Pillow").load_default(size)
+    return import_optional("PIL.ImageFont", "an overlay needs Pillow").load_default(size)

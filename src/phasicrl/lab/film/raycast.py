@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 """Groups of shapes that MuJoCo's own viewer shows by default."""
@@ -36,7 +36,7 @@ class RaycastCamera:
 
     def __init__(self, env: gym.Env[Any, Any], *, size: int = 240) -> None:
         base_env: Any = env.unwrapped
-        self._mujoco = mujoco = import_extra("mujoco", "films need MuJoCo", "mujoco")
+        self._mujoco = mujoco = import_optional("mujoco", "films need MuJoCo", "mujoco")
         model = base_env.model
         self._sim = (model, base_env.data)
         self._scene = mujoco.MjvScene(model, 1000)

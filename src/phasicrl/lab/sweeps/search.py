@@ -23,9 +23,9 @@ from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import grid
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
-optuna = import_extra("optuna", "a search needs Optuna")
+optuna = import_optional("optuna", "a search needs Optuna")
 STUDY_FILE, _SLOT_ATTR = "study.log", "slot"
 
 

@@ -27,7 +27,7 @@ from phasicrl.lab.sweeps import grid
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import LOCK_FILE, RunLock
-from phasicrl.system.machine import import_extra
+from phasicrl.system.machine import import_optional
 
 
 def add_trials(
@@ -169,7 +169,7 @@ def _run_on_ray(
     folders: Iterable[Path], address: str, cpus: int, gpus: float
 ) -> Iterator[tuple[Path, str | trials.Failure]]:
     """Train each trial as a task of a Ray cluster, which restarts tasks of lost nodes."""
-    ray = import_extra("ray", "this needs Ray", "ray")
+    ray = import_optional("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD")(train_trial)
