@@ -159,7 +159,7 @@ class Learner:
         return reward[world.local_slice(len(reward))], record
 
     def to_current_reward_scale(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Rescale an earlier rollout's rewards and `next_value` `[B, T]` to the current scale."""
+        """Scale an earlier rollout's raw rewards, and rescale its `next_value`, `[B, T]` each."""
         reward, normalizer = self._clip_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, rollout.next_value

@@ -109,12 +109,12 @@ def read_reference_curves(
                 int(levels) if levels else None, VALUE_NOTES.get(name, ""), points))  # fmt: skip
     if not curves:
         games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
-        text = f"{_format_references(end_by_task)}. It has {', '.join(games)}"
+        text = f"{_format_choices(end_by_task)}. It has {', '.join(games)}"
         raise ValueError(f"reference is {name}; expected {text}")
     return curves
 
 
-def _format_references(tasks: Iterable[Task]) -> str:
+def _format_choices(tasks: Iterable[Task]) -> str:
     """List the references with curves of the tasks, as text."""
     keys = {(_get_game_name(task.env_id), task.difficulty): task for task in tasks}
     names = [name for name in REFERENCE_NAMES
@@ -139,7 +139,7 @@ def find_scoring_end(steps: Array, end: float) -> float:
 def _read_curve(path: Path, end_by_task: Mapping[Task, float]) -> Curve:
     """Read a reference from the user's file."""
     if not path.is_file():
-        raise FileNotFoundError(f"reference is {path}; expected {_format_references(end_by_task)}")
+        raise FileNotFoundError(f"reference is {path}; expected {_format_choices(end_by_task)}")
     if (count := len(end_by_task)) > 1:
         raise ValueError(
             f"reference is {path}, one curve; expected runs of one environment, not of {count}"

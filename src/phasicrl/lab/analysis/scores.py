@@ -100,7 +100,7 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
 
 
 def median_steps_to_target(steps: ArrayLike) -> Estimate:
-    """Return the median over R runs of the steps to a target, infinite for runs that missed it.
+    """Return the median of given steps to a target, `[R]`, infinite for runs that missed it.
 
     Each edge of the interval is one resample's median; a median halfway between a number and
     infinity is infinite.

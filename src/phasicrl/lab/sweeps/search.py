@@ -145,7 +145,7 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
 
 
 def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
-    """Train or resume a trial of a search, locked by this process."""
+    """Train or resume a trial of a search, which this process has locked; return its outcome."""
     search, slot = read_instance(Search, folder.parent / grid.SEARCH_FILE), int(folder.name)
     study = open_study(folder.parent, seed=slot)
     interrupted = [each for each in study.trials if each.user_attrs.get(_SLOT_ATTR) == slot]
