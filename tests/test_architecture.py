@@ -124,7 +124,7 @@ phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler call_on_parent_exit
 phasicrl.training.bootstrap: bootstrap_band
-phasicrl.training.build: make_agent start_run
+phasicrl.training.build: check_trainable make_agent start_run
 phasicrl.training.evaluate: Evaluation SavedAgent check_policies
 phasicrl.training.evaluation: run_agent_episodes run_episodes
 """

@@ -153,7 +153,7 @@ def test_a_longer_run_has_the_same_phases_and_its_rate_is_said(
     else:
         resume(run.directory, make_env=corridor, total_env_steps=256)
     said = capsys.readouterr().out
-    assert re.search("total_env_steps .*; the learning rate continues at 0.00025", said), said
+    assert re.search("total_env_steps .*; ppo.learning_rate continues at 0.00025", said), said
     phases = [[row["iteration"] for row in each.files.metrics() if "time/auxiliary" in row]
               for each in (whole, run)]  # fmt: skip
     assert phases[0] == phases[1] == [2, 4, 6]

@@ -128,7 +128,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
     [
         ("tain", "did you mean 'train'"),
         ("sweep mak", "did you mean 'make'"),
-        ("train procgen-pgp", "did you mean 'procgen-pp"),
+        ("train PPO", "did you mean 'classic-ppo'"),
         ("train cartpole", "'cartpole-ppo' or 'cartpole-ppg'"),
         ("train classic-ppo --lr 1e-3 --n-envs=8", "'--ppo.learning-rate'"),
         ("train classic-ppo --lr 1e-3 --n-envs=8", "'--env.num-envs'"),

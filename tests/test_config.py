@@ -426,7 +426,7 @@ def test_a_group_and_one_of_its_options_change_together() -> None:
 
 
 def test_names_of_other_trainers_lead_to_our_options() -> None:
-    assert {*"+".join(SYNONYMS.values()).split("+")} <= get_defaults().keys()
+    assert {*"+".join(SYNONYMS.values()).split("+")} <= {*get_defaults(), "classic_ppo"}
     ppo, config, env = cast(Any, (PPOConfig, Config, EnvConfig))
     for name, path in {"lr": "ppo.learning_rate", "n_envs": "env.num_envs", "gama": "ppo.gamma",
                        "num_envs": "env.num_envs", "max_iterations": "total_env_steps",

@@ -182,10 +182,10 @@ checkpoint.every_iterations=save_freq aux.num_minibatches=aux.batch_size compute
 ppo.schedule=anneal_lr,lr_schedule log.wandb=track,wandb_project_name env.options=max_episode_steps
 model.hidden_sizes=net_arch ppo.schedule_kl=desired_kl aux.learning_rate=aux.lr ppo.learning_rate=lr
 env.id=env,env_name,env.name ppo.value_coef=vf_coef model.encoder=policy aux.epochs=aux.n_epochs
-ppo.num_steps=n_steps log.console=verbose output_dir=log_dir ppo.gamma=discount
+ppo.num_steps=n_steps log.console=verbose output_dir=log_dir ppo.gamma=discount classic_ppo=ppo
 """
 SYNONYMS = {name: to for to, by in (x.split("=") for x in _WORDS.split()) for name in by.split(",")}
-"""Paths of options by their names in other trainers."""
+"""Paths of options, and a preset, by their names in other trainers."""
 
 
 def suggest_name(given: str, known: Iterable[str], labels: Mapping[str, str] | None = None) -> str:

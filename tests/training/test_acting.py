@@ -130,7 +130,7 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 observations are given after 1"):
         agent.act(np.stack([obs, obs]), mask=[mask, mask])
     agent.reset()
-    for masks in ([mask], [mask] * 3):  # one would hold for both observations
+    for masks in ([mask], [mask] * 3, mask, True):  # one would hold for both observations
         with pytest.raises(ValueError, match="a mask for each observation"):
             agent.act(np.stack([obs, obs]), mask=masks)
     agent.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -149,26 +150,25 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, stop: int) -> None
 
 
 @pytest.mark.parametrize(("changes", "schedule", "said"), [
-    ({}, None, "continues at 0.0005"),
-    ({"ppo.schedule": "linear"}, None, "continues at 0.00025"),
-    ({"ppo.clip_schedule": "linear"}, None, "continues at 0.0005, ppo.clip at 0.1"),
-    ({"ppo.entropy_schedule": "cosine"}, None, "continues at 0.0005, ppo.entropy_coef at 0.02"),
-    ({"ppo.clip": None}, lambda x: {"ppo.entropy_coef": x / 3, "ppo.learning_rate": 1e-3},
-     "continues at 0.001, ppo.clip at inf, ppo.entropy_coef at 0.167"),
+    ({}, None, {"ppo.learning_rate 0.0005"}),
+    ({"ppo.schedule": "linear"}, None, {"ppo.learning_rate 0.00025"}),
+    ({"ppo.clip_schedule": "linear"}, None, {"ppo.learning_rate 0.0005", "ppo.clip 0.1"}),
+    ({}, lambda x: {"ppo.entropy_coef": x / 3, "ppo.learning_rate": 1e-3, "ppo.clip": None},
+     {"ppo.learning_rate 0.001", "ppo.clip inf", "ppo.entropy_coef 0.167"}),
     ({"aux": tiny_aux(optimizer="own", learning_rate=1e-3), "ppo.schedule": "linear"},
      lambda x: {"ppo.value_learning_rate": (1 + x) / 500},
-     "continues at 0.00025, ppo.value_learning_rate at 0.003, aux.learning_rate at 0.0005, "
-     "ppo.clip at 0.2, ppo.entropy_coef at 0.04"),
+     {"ppo.learning_rate 0.00025", "ppo.value_learning_rate 0.003", "aux.learning_rate 0.0005"}),
 ])  # fmt: skip
 def test_a_longer_run_says_with_which_values_its_schedules_continue(
-    tmp_path: Path, changes: dict[str, Any], schedule: Any, said: str,
+    tmp_path: Path, changes: dict[str, Any], schedule: Any, said: set[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     start = {"ppo.entropy_coef": 0.04, "ppo.learning_rate": 5e-4, "log.console": "plain"}
     config = tiny(tmp_path).with_updates(start | changes)
     run = train(config, make_env=corridor, schedule=schedule)
     resume(run.directory, total_env_steps=256, make_env=corridor, schedule=schedule)
-    assert f"the learning rate {said}\n" in capsys.readouterr().out
+    found = re.findall(r"(\S+) continues at ([\w.-]+)", capsys.readouterr().out)
+    assert {*map(" ".join, found)} == said
 
 
 @pytest.mark.parametrize(("schedule", "message"), [

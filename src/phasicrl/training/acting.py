@@ -46,8 +46,8 @@ class TrainedAgent:
     def __init__(self, network: Agent, envs: VectorEnv, config: Config, seed: int) -> None:
         self.network, self.action_space = network, envs.action_space
         self.observation_space, self._mask_size = envs.observation_space, envs.mask_size
-        self._layout = network.reader.layout
-        self._actions, self._obs_indices = ActionLayout(envs.action_space), config.env.observe
+        self._layout, self._actions = network.reader.layout, ActionLayout(envs.action_space)
+        self._obs_indices, self._nvec = config.env.observe, get_nvec(envs.action_space)
         self._precision: Precision = config.compute.policy_precision
         self._generator = Generator().manual_seed(int(seed))
         self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
@@ -94,9 +94,8 @@ class TrainedAgent:
     def value(self, obs: Any) -> Any:
         """Return the value of an observation, or values `[B]`, in units of normalized rewards."""
         (obs, first, state, _), is_batch = self._read(obs, None, needs_mask=False)
-        steps = (obs.unsqueeze(1), first.unsqueeze(1), state)
-        value = self.network.value(*steps, precision=self._precision)[:, 0].numpy()
-        return value if is_batch else float(value[0])
+        values = self.network.value(obs[:, None], first[:, None], state, precision=self._precision)
+        return values[:, 0].numpy() if is_batch else float(values)
 
     @torch.inference_mode()
     def distribution(self, obs: Any, *, mask: Any = None) -> Policy:
@@ -126,11 +125,12 @@ class TrainedAgent:
         if needs_mask and self._mask_size and mask is None:
             raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
         if needs_mask and mask is not None:
-            rows = np.stack([flatten_mask(self.action_space, each) for each in mask])
-            if len(rows) != num_envs or find_first_blocked(get_nvec(self.action_space), rows):
+            is_single = (array := to_numeric(mask)) is not None and array.ndim < 2
+            rows = [] if is_single else [flatten_mask(self.action_space, each) for each in mask]
+            if len(rows) != num_envs or find_first_blocked(self._nvec, np.stack(rows)):
                 rule = "a mask for each observation, with one allowed choice in each component"
                 raise ValueError(f"mask is {mask}; expected {rule}")
-            masks = torch.from_numpy(rows)
+            masks = torch.from_numpy(np.stack(rows))
         first, state = self._first, self._state
         if not len(first) or not self.network.state_size:
             first = torch.ones(num_envs, dtype=torch.bool)

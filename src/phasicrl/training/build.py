@@ -159,7 +159,10 @@ def restore_run(
         part, rejections, saved_by = read_newest_state(files, world)
         state, env_steps = part.state, part.state["env_steps"]
         if total_env_steps is not None:
-            config = _lengthen(config, total_env_steps, env_steps)
+            if isinstance(total_env_steps, int) and total_env_steps <= env_steps:
+                given = f"total_env_steps is {total_env_steps:,}"
+                raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
+            config = config.with_updates({"total_env_steps": total_env_steps})
         own = describe_objects(objects)
         changes = files.check_changes(state["config"], config, own, accept=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps") or 0) >= config.budget
@@ -182,40 +185,28 @@ def restore_run(
         run.resources = resources.pop_all()
     for sentence in rejections:
         run.metrics_log.show_message(f"warning: {sentence}")
-    if saved_by != world.size:
-        remark += f"; the number of processes was {saved_by} and is {world.size}"
-    remark += _describe_changes_and_rates(changes, run.learner, env_steps)
+    remark += _describe_changes_and_rates(run, changes, saved_by)
     resumed = f"resumed {directory} at {env_steps:,} steps{remark}"
     finished = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
     run.metrics_log.show_message(finished if is_over else resumed)
     return run
 
 
-def _describe_changes_and_rates(changes: list[str], learner: Learner, env_steps: int) -> str:
-    """Describe the changed options of a resumed run, and what follows from them."""
-    text = "".join(f"; {change}" for change in changes)
-    if changes and (progress := env_steps / learner.config.budget) < 1:
-        now = learner.config.with_scheduled_values(learner.schedule, progress)
-        ppo, aux, factor = now.ppo, now.aux, learner.lr_multiplier
-        off = () if learner.schedule else ("constant",)
-        text += f"; the learning rate continues at {ppo.learning_rate * factor:.3g}"
-        if ppo.value_learning_rate is not None:
-            text += f", ppo.value_learning_rate at {ppo.value_learning_rate * factor:.3g}"
-        if now.has_auxiliary_phase and aux.optimizer == "own":
-            text += f", aux.learning_rate at {aux.learning_rate:.3g}"
-        if ppo.clip_schedule not in off:
-            text += f", ppo.clip at {ppo.clip or math.inf:.3g}"
-        if ppo.entropy_schedule not in off:
-            text += f", ppo.entropy_coef at {ppo.entropy_coef:.3g}"
+def _describe_changes_and_rates(run: Run, changes: list[str], saved_by: int) -> str:
+    """Describe the changes of a resumed run, of options and processes, and its current rates."""
+    learner, text = run.learner, "".join(f"; {change}" for change in changes)
+    if saved_by != run.world.size:
+        text = f"; the number of processes was {saved_by} and is {run.world.size}{text}"
+    if changes and (progress := run.env_steps / run.config.budget) < 1:
+        now = learner.config.with_scheduled_values(learner.schedule, progress).values()
+        for path in ("ppo.learning_rate", "ppo.value_learning_rate"):
+            now[path] = now[path] and now[path] * learner.lr_multiplier
+        is_unused = now["aux.epochs"] == 0 or now["aux.optimizer"] != "own"
+        before = learner.config.values() | {"ppo.learning_rate": None}
+        for path, value in now.items():
+            if value != before[path] and not (is_unused and path == "aux.learning_rate"):
+                text += f"; {path} continues at {math.inf if value is None else value:.3g}"
     return text
-
-
-def _lengthen(old_config: Config, total_env_steps: int, env_steps: int) -> Config:
-    """Return the configuration with a new length, which must exceed the steps that are done."""
-    if isinstance(total_env_steps, int) and total_env_steps <= env_steps:
-        given = f"total_env_steps is {total_env_steps:,}"
-        raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
-    return old_config.with_updates({"total_env_steps": total_env_steps})
 
 
 def _make_or_restore_envs(
@@ -284,8 +275,7 @@ def _build_run(
         resources.enter_context(closing(envs))
         if state:
             make_directory().check_spaces(describe_spaces(envs))
-        has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
-    plan = _make_plan(config, world, has_images)
+    plan = _make_plan(config, world, envs)
     with world.sync_errors("preparing the run"):
         agent = make_agent(config, envs, user).to(plan.device)
         messages = [] if state else _make_warnings(config, envs, user, plan)
@@ -323,6 +313,20 @@ def _build_run(
         else:
             collector.load_state_dict(state["collector"], obs)
     return run, remark
+
+
+def check_trainable(config: Config) -> list[str]:
+    """Make an environment and the agent of a configuration, and return a run's first warnings.
+
+    Raises:
+        ValueError: the configuration cannot be trained.
+    """
+    with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
+        agent = make_agent(config, envs)
+        if config.init_from:
+            load_matching_weights(agent, config.init_from)
+        plan = _make_plan(config, SINGLE_PROCESS, envs)
+        return _make_warnings(config, envs, get_user_objects({}), plan)
 
 
 def check_divisible_by_ranks(config: Config, world: World) -> None:
@@ -381,8 +385,9 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent) -> PhaseBuffer:
     )  # fmt: skip
 
 
-def _make_plan(config: Config, world: World, has_images: bool) -> Plan:
+def _make_plan(config: Config, world: World, envs: VectorEnv) -> Plan:
     """Return the plan of rank 0, with the device and the cores of this process."""
+    has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
     with world.sync_errors("finding the device"):
         device = resolve_device(config.compute.device, has_large_minibatches(config, has_images))
     plan = world.broadcast_object(make_plan(

@@ -88,22 +88,19 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     assert get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2}) in configs
 
 
-@pytest.mark.parametrize(
-    ("tree", "says"),
-    [
-        ([1], "expected a JSON object"),
-        ({"ppo.clip": 0.1}, "ppo.clip is 0.1; expected a list of values"),
-        ({"ppo.clip": []}, "ppo.clip is []; expected a list"),
-        ({"ppo.clip": ["a"]}, "ppo.clip=a: "),
-        ({"ppo.clip": [{"a": [1]}]}, "ppo.clip=a=[1]: "),
-        ({"ppo.clip": [-1]}, "classic-ppo ppo.clip=-1: "),
-        ({"model.hidden_sizes": [[[1]]]}, "model.hidden_sizes"),
-        ({"seed": [1, 2]}, "seed is set by the sweep; expected others"),
-        ({"env.id": ["procgen:starpilto"]}, "did you mean"),
-        ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "add --import sent_with_it"),
-        ({"init_from": ["nowhere"]}, "nowhere is not a run directory"),
-    ],
-)
+@pytest.mark.parametrize(("tree", "says"), [
+    ([1], "expected a JSON object"),
+    ({"ppo.clip": 0.1}, "ppo.clip is 0.1; expected a list of values"),
+    ({"ppo.clip": []}, "ppo.clip is []; expected a list"),
+    ({"ppo.clip": ["a"]}, "ppo.clip=a: "),
+    ({"ppo.clip": [{"a": [1]}]}, "ppo.clip=a=[1]: "),
+    ({"ppo.clip": [-1]}, "classic-ppo ppo.clip=-1: "),
+    ({"model.hidden_sizes": [[[1]]]}, "model.hidden_sizes"),
+    ({"seed": [1, 2]}, "seed is set by the sweep; expected others"),
+    ({"env.id": ["procgen:starpilto"]}, "did you mean"),
+    ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "add --import sent_with_it"),
+    ({"init_from": ["nowhere"]}, "nowhere is not a run directory"),
+])  # fmt: skip
 def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tree: Any, says: str
 ) -> None:
@@ -146,8 +143,10 @@ def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     given = ["cartpole-ppg", f"runs/{run.name}", f"~/runs/{run.name}"]  # one comes with phasicrl
     arms = grid.make_grid_arms(small(tmp_path, "ppg", total_env_steps=32), {"init_from": given})
     assert [x.init_from for _, x in arms] == ["cartpole-ppg", *[str(run.resolve())] * 2]
-    with pytest.warns(UserWarning, match="no auxiliary phase in 1 iterations"):
-        trials.check_trainable(arms)
+    arms = [(arm, x.with_updates({"model.memory_size": 3})) for arm, x in arms]
+    with pytest.warns(UserWarning, match="and 2 others: (model.memory_size|no aux)") as found:
+        trials.check_arms(arms)
+    assert len(found) == 2, "one warning for all arms"
 
 
 @pytest.mark.usefixtures("here")

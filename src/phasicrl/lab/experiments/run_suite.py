@@ -71,7 +71,8 @@ def run_suite(
     stem = output_dir / f"{name}-{scale}"
     table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
     untrained = {", ".join(run.label_parts[:2]): run.config for run in table.find_missing(runs)}
-    trials.check_trainable(untrained.items())
+    without = {"env.num_threads": None}  # of `prepare_trial_config`, for all environments
+    trials.check_arms((arm, config.with_updates(without)) for arm, config in untrained.items())
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: an interrupted suite is a comparison over fewer seeds.
     runs.sort(key=lambda run: run.config.seed)

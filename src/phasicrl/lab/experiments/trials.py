@@ -19,7 +19,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,12 +30,11 @@ from numpy.typing import NDArray
 
 from phasicrl import Config, evaluate, train
 from phasicrl.config_io import atomic_write
-from phasicrl.envs.make import make_envs
 from phasicrl.lab.analysis.curves import extract_points, make_digest
-from phasicrl.runs.directory import RunDirectory, get_run_directory
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import num_cores
 from phasicrl.system.signals import SignalHandler, call_on_parent_exit
-from phasicrl.training.build import make_agent
+from phasicrl.training.build import check_trainable
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -292,23 +290,22 @@ def get_threads_per_job(jobs: int) -> int | None:
     return None if jobs == 1 else max(1, num_cores() // jobs)
 
 
-def check_trainable(arms: Iterable[tuple[str, Config]]) -> None:
-    """Check that configurations can be trained: make environments and an agent of each.
+def check_arms(arms: Iterable[tuple[str, Config]]) -> None:
+    """Check that configurations can be trained, and give each warning of theirs once.
 
     Raises:
         ValueError: an arm cannot be trained; the message names it.
     """
+    arms_of_warning: dict[str, list[str]] = {}
     for arm, config in arms:
         try:
-            if config.has_auxiliary_phase and config.num_iterations <= config.aux_phase_interval:
-                text = f"{arm}: no auxiliary phase in {config.num_iterations} iterations"
-                warnings.warn(text, stacklevel=2)
-            with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
-                make_agent(config, envs)
-            if config.init_from is not None:
-                get_run_directory(config.init_from).load_weights()
+            for message in check_trainable(config):
+                arms_of_warning.setdefault(message.removeprefix("warning: "), []).append(arm)
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
+    for message, (arm, *others) in arms_of_warning.items():
+        more = f" and {len(others)} others" * bool(others)
+        warnings.warn(f"{arm}{more}: {message}", stacklevel=2)
 
 
 def train_or_resume(config: Config, **options: Any) -> RunDirectory:

@@ -109,7 +109,7 @@ def write_search(
         except ValueError as error:
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
         arms = grid.make_grid_arms(search.base, {path: listed if is_choice else listed[1:]})
-        runner.check_trainable(arms)
+        runner.check_arms(arms)
         if not is_choice:  # integers may bound an option that is a float
             listed[1:] = [config.values()[path] for _, config in arms]
     file, there = directory / grid.SEARCH_FILE, {*directory.glob(f"*/{grid.TRIAL_FILE}")}

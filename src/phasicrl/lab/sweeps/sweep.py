@@ -72,7 +72,7 @@ def add_trials(
     arms = [arm for preset in presets for arm in grid.make_grid_arms(get_preset(preset), lists)]
     used = [read_instance(Config, path).seed for path in directory.glob(f"*/{grid.TRIAL_FILE}")]
     trials.check_seeds_of_one_kind(directory, [*used, *seeds])
-    trials.check_trainable(arms)
+    trials.check_arms(arms)
     configs = [replace(config, seed=seed) for (_, config), seed in itertools.product(arms, seeds)]
     added = 0
     for config in configs:
