@@ -295,7 +295,10 @@ class ActionLayout:
             ValueError: actions of a wrong shape or kind of numbers, not finite, outside of a
                 discrete space, or forbidden by `action_mask` `[num_envs, A]`.
         """
-        if self._is_valid_discrete(action, num_envs) and action_mask is None:
+        # Valid choices of a plain Discrete space are recognized fast.
+        is_batch = not self.shape and action.dtype.kind == "i" and action.shape == (num_envs,)
+        is_valid = is_batch and action.min() >= 0 and action.max() < self.num_choices[0]
+        if is_valid and action_mask is None:
             return
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
         if action.dtype.kind not in wanted or action.shape != shape:
@@ -313,11 +316,6 @@ class ActionLayout:
             blocked = np.zeros(rows.shape, bool)
             blocked[:, self._discrete] = ~np.take_along_axis(action_mask, columns, axis=1)
             self._reject_bad(name, rows, blocked, "one that `action_mask` allows")
-
-    def _is_valid_discrete(self, action: np.ndarray, num_envs: int) -> bool:
-        """Return whether actions are valid choices of a plain `Discrete` space, checked fast."""
-        is_batch = not self.shape and action.dtype.kind == "i" and action.shape == (num_envs,)
-        return bool(is_batch and action.min() >= 0 and action.max() < self.num_choices[0])
 
     def _reject_bad(self, name: str, rows: np.ndarray, bad: np.ndarray, rule: str) -> None:
         """Raise an error about the first of actions `[B, K]` that is `bad` `[B, K]`, if any.

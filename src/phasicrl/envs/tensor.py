@@ -97,10 +97,9 @@ class TensorVectorEnv:
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        self.restore_method: RestoreMethod = (
-            "snapshot" if hasattr(simulator, "get_state") else "none"
-        )
-        is_known = self.has_final_obs and self.restore_method == "snapshot"
+        has_state = hasattr(simulator, "get_state")
+        self.restore_method: RestoreMethod = "snapshot" if has_state else "none"
+        is_known = has_state and self.has_final_obs
         self.is_pure: bool = is_known and getattr(simulator, "is_pure", False)
         spaces = simulator.single_observation_space, simulator.single_action_space
         self._properties = properties = make_properties_from_spaces(name, *spaces)
@@ -134,10 +133,10 @@ class TensorVectorEnv:
             with self._guard_call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first_obs = *self._pack_obs(obs), self._read_mask(obs, info)
-        (obs, self._is_valid, self.action_mask), self._first_obs = self._first_obs, None
+        (obs, is_valid, self.action_mask), self._first_obs = self._first_obs, None
         self.obs = obs
-        checks = [self._is_valid, *self._get_mask_validity(self.action_mask)]
-        self.raise_unless_valid(torch.stack(checks), "reset()")
+        checks = {"obs": is_valid} | self._check_mask(self.action_mask)
+        self.raise_unless_valid(self._stack_checks(checks), "reset()")
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
@@ -153,7 +152,7 @@ class TensorVectorEnv:
         with self._guard_call("step()", lambda: describe(action.numpy(force=True))):
             step, is_valid, self.action_mask = self._advance(action)
             self.obs = step.obs
-            self._is_valid = self._is_valid & is_valid
+            self._is_valid = is_valid if is_on_cpu else self._is_valid & is_valid.all()
         if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
             self.raise_unless_valid(self._is_valid)
         return step
@@ -162,7 +161,8 @@ class TensorVectorEnv:
         """Step the simulator, and reset the ended environments.
 
         Returns:
-            The step, whether all its numbers are valid, 0-d, and the action masks or None.
+            The step, whether its numbers named in `_checked` are valid `[n]`, and the action masks
+            or None.
         """
         result = self._simulator.step(self._actions.unflatten_tensor(action))
         given_obs, *given, info = check_tuple(result, 5)
@@ -171,8 +171,7 @@ class TensorVectorEnv:
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack_obs(given_obs), self._read_mask(given_obs, info)
-        checks = [reward.isfinite().all(), is_valid]
-        final_obs = None
+        final_obs, checks = None, {"reward": reward.isfinite().all(), "obs": is_valid}
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_obs_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step; on a GPU, reading
@@ -182,9 +181,8 @@ class TensorVectorEnv:
             final_obs = obs
             given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
             # Rows that go on keep what the step returned: a reset may change them, too.
-            first, is_valid = self._pack_obs(given_obs, ended, "obs after reset_rows()")
+            first, checks["reset obs"] = self._pack_obs(given_obs, ended, "obs after reset_rows()")
             first_mask = self._read_mask(given_obs, info)
-            checks.append(is_valid)
             obs = torch.where(_expand(ended, obs), first, obs)
             if mask is not None and first_mask is not None:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
@@ -195,18 +193,17 @@ class TensorVectorEnv:
             if paths and all(is_same) and (self.is_pure or ended.any()):
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
-                final_obs, is_valid = self._pack_obs(given_final, ended, "info['final_obs']")
-                checks.append(is_valid)
+                key = "info['final_obs']"
+                final_obs, checks[key] = self._pack_obs(given_final, ended, key)
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
-        checks += self._get_mask_validity(mask)
         # Where both flags are set, the episode ended by its rules.
         truncated = truncated & ~terminated
         step = TimeStep(
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
-        return step, torch.stack(checks).all(), mask
+        return step, self._stack_checks(checks | self._check_mask(mask)), mask
 
     def run_fused_steps(
         self, call: Callable[..., tuple[Tensor, ...]], extra_inputs: list[Tensor], num_steps: int
@@ -250,13 +247,15 @@ class TensorVectorEnv:
         """Check that all numbers of the simulator are valid.
 
         Raises:
-            EnvError: `is_valid`, of any shape, is false somewhere.
+            EnvError: `is_valid`, 0-d or `[…, n]` for the names in `_checked`, is false somewhere.
         """
         if not is_valid.all():
+            by_name = is_valid.expand(*is_valid.shape[:-1], len(self._checked)).unbind(-1)
+            wrong = [name for name, x in zip(self._checked, by_name, strict=True) if not x.all()]
             raise EnvError(
-                f"{self.name}: {call_name} returned, up to step {self._num_steps}, an observation "
-                "or reward that is not finite as float32 or outside its space, or a mask that "
-                "allows nothing; repair the simulator"
+                f"{self.name}: {call_name} returned, up to step {self._num_steps}, a wrong "
+                f"{' or '.join(wrong)}: a number that is not finite as float32 or outside its "
+                "space, or a mask that allows nothing; repair the simulator"
             )
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -335,10 +334,14 @@ class TensorVectorEnv:
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
         return value.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
-    def _get_mask_validity(self, mask: Tensor | None) -> list[Tensor]:
-        """Return whether masks allow something in each discrete component, 0-d."""
+    def _check_mask(self, mask: Tensor | None) -> dict[str, Tensor]:
+        """Return whether a mask allows something in each discrete component, 0-d, by its name."""
         choices = () if mask is None else mask.split(self._widths, 1)
-        return [each.any(1).all() for each in choices]
+        return {MASK: torch.stack([x.any(1).all() for x in choices]).all()} if choices else {}
+
+    def _stack_checks(self, checks: dict[str, Tensor]) -> Tensor:
+        self._checked = [*checks]
+        return torch.stack([*checks.values()])
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)

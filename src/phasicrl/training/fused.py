@@ -45,7 +45,7 @@ class FusedCollector(Collector):
         self._obs = self.envs.obs
         if not (valid := torch.cat([validity for *_, validity in chunks])).all():
             # A diverged network may have acted before the simulator's first wrong number.
-            require_finite(policy=rollout.log_prob[:, : int(valid.int().argmin()) + 1])
+            require_finite(policy=rollout.log_prob[:, : int(valid.all(1).int().argmin()) + 1])
             self.envs.raise_unless_valid(valid)
         finals = dict[int, tuple[Tensor, Tensor]]()
         for t in rollout.truncated.any(0).nonzero().flatten().tolist():
@@ -62,8 +62,8 @@ class FusedCollector(Collector):
 
         Returns:
             Columns of the rollout `[B, N, …]` in the order of `_names`, final observations and
-            memory states of all steps `[B, N, …]`, whether the simulator's numbers are valid `[N]`,
-            and the next arguments.
+            memory states of all steps `[B, N, …]`, whether the simulator's numbers are valid
+            `[N, n]`, and the next arguments.
         """
         rows, validity = [], []
         for draw in noise:
