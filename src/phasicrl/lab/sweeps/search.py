@@ -103,15 +103,17 @@ def write_search(
         rule = f"0 to {runner.FIRST_REPORT_SEED - 1}, on which settings are chosen"
         raise ValueError(f"seeds has {wrong[0]}; expected {rule}")
     search = Search(get_preset(preset), read_json(values), tuple(sorted({*seeds})), rungs)
+    checked = list[tuple[str, Config]]()
     for path, listed in search.values.items():
         try:
             is_choice = hasattr(make_optuna_distribution(listed), "choices")
         except ValueError as error:
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
         arms = grid.make_grid_arms(search.base, {path: listed if is_choice else listed[1:]})
-        runner.check_arms(arms)
+        checked += arms
         if not is_choice:  # integers may bound an option that is a float
             listed[1:] = [config.values()[path] for _, config in arms]
+    runner.check_arms(checked)
     file, there = directory / grid.SEARCH_FILE, {*directory.glob(f"*/{grid.TRIAL_FILE}")}
     if there and not (file.exists() and read_instance(Search, file) == search):
         raise ValueError(f"directory is {directory}, with another sweep; expected a new folder")
