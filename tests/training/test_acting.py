@@ -140,7 +140,7 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"of type {type(given).__name__}; expected a whole"):
             agent.act(given, mask=mask)
     agent.act(np.stack([obs, obs])[::-1], mask=[mask, mask])
-    for done in ([True], [True] * 3, "yes", [0, 2], None):
+    for done in ([False], [True, False, True], "yes", [0, 2], [], None):
         with pytest.raises(ValueError, match=r"done is .*; expected True or False, or .* of 2 env"):
             agent.reset(done)
     for use in (agent.act, agent.distribution, lambda obs, mask: agent.value(obs)):

@@ -93,7 +93,7 @@ def convert_errors(call_name: str, get_violation: Callable[[], str] = str) -> It
     except EnvError:
         raise
     except Invalid as error:
-        raise EnvError(f"{call_name} {error}; {REMEDY}") from None
+        raise EnvError(f"{call_name} {error}; repair the environment") from None
     except (Exception, SystemExit) as error:
         violation = get_violation()
         hint = f"; the action {violation}: {CLIP_REMEDY}" if violation else ""

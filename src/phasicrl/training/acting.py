@@ -59,12 +59,13 @@ class TrainedAgent:
             ValueError: `done` has another length, or other values.
         """
         flags = np.asarray(done, object)
-        num_envs = len(self._first) if self.network.state_size else 0
+        is_all = flags.size > 0 and np.isin(flags, (1,)).all()
+        num_envs = len(self._first) if self.network.state_size and not is_all else 0
         if (num_envs and flags.ndim and flags.size != num_envs) or not np.isin(flags, (0, 1)).all():
             rule = f"True or False, or one for each of {num_envs or 'B'} environments"
             raise ValueError(f"done is {done!r}; expected {rule}. reset() is for all")
         ended = torch.from_numpy(flags.astype(bool).reshape(-1)[:num_envs])
-        self._first = self._first[:0] if done is True or not num_envs else self._first | ended
+        self._first = self._first | ended if num_envs else self._first[:0]
 
     @torch.inference_mode()
     def act(self, obs: Any, *, deterministic: bool = True, mask: Any = None) -> Any:

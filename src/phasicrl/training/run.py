@@ -528,6 +528,5 @@ class Run(AbstractContextManager["Run"]):
 
     def _slot_chunk_name(self, slot: int) -> str:
         """Return the name of a rollout's chunk, unique in the run."""
-        aux, in_auxiliary_phase = self.config.aux, self.buffer.aux_progress is not None
-        is_recomputed = in_auxiliary_phase and aux.recompute_targets
+        is_recomputed = self.buffer.aux_progress is not None and self.config.aux.recompute_targets
         return f"rollout-{self.learner.phase_number:06d}-{slot:03d}{'-renewed' * is_recomputed}"

@@ -296,16 +296,15 @@ def check_arms(arms: Iterable[tuple[str, Config]]) -> None:
     Raises:
         ValueError: an arm cannot be trained; the message names it.
     """
-    arms_of_warning: dict[str, list[str]] = {}
+    first_arms: dict[str, str] = {}
     for arm, config in arms:
         try:
             for message in check_trainable(config):
-                arms_of_warning.setdefault(message.removeprefix("warning: "), []).append(arm)
+                first_arms.setdefault(message.removeprefix("warning: "), arm)
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
-    for message, (arm, *others) in arms_of_warning.items():
-        more = f" and {len(others)} others" * bool(others)
-        warnings.warn(f"{arm}{more}: {message}", stacklevel=2)
+    for message, arm in first_arms.items():
+        warnings.warn(f"{message} (as in {arm})", stacklevel=2)
 
 
 def train_or_resume(config: Config, **options: Any) -> RunDirectory:
