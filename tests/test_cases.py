@@ -229,7 +229,7 @@ def test_a_run_of_a_function_is_used_on_the_command_line(
     run = play(tmp_path, lambda: CartPoleEnv(sutton_barto_reward=True))
     assert cli.main(words.replace("RUN", str(run.directory)).split()) == 2
     message = capsys.readouterr().err
-    assert f"--make-env {__name__}:" in message and f"make_env={__name__}:" in message
+    assert "--make-env MODULE:FUNCTION" in message and f"make_env={__name__}:" in message
 
 
 @pytest.mark.parametrize("maker", ["make_env", "make_vector_env"])

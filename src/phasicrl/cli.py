@@ -251,7 +251,7 @@ def _extract_make_env(words: list[str]) -> tuple[dict[str, Any], list[str], str]
         maker: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         parameters = inspect.signature(maker).parameters.values()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        rule = "MODULE:FUNCTION, as envs:MyEnv, from this folder or PYTHONPATH"
+        rule = "MODULE:FUNCTION that can be imported here, as envs:MyEnv"
         raise ValueError(f"make_env is {options.make_env!r}; expected {rule} ({error})") from error
     required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     return {"make_vector_env" if required else "make_env": maker}, rest, options.make_env

@@ -365,7 +365,7 @@ def to_array(values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError:
-        return np.asarray(values, object)
+        return np.fromiter(values, object)
 
 
 def map_leaves(space: Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:

@@ -94,7 +94,7 @@ def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
         (torch.zeros(2, 4), r"returned info\['final_obs'\] of shape \(2, 4\); expected"),
         (np.zeros((2, 3)), r"returned info\['final_obs'\] of type ndarray; expected a tensor"),
         (None, r"final_obs.*reset_rows.*has_final_obs"),
-        (torch.full((2, 3), math.nan), r"a wrong info\['final_obs'\]: .*not finite"),
+        (torch.full((2, 3), math.nan), r"a wrong obs at an episode's end: .*not finite"),
         ("obs", r"returned obs as info\['final_obs'\]; expected a copy before the reset"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_mask_that_allows_nothing_is_found() -> None:
 
     envs = make(Changed(counting.MaskedInFlatInfo, change, "final_obs"))
     envs.reset()
-    with pytest.raises(EnvError, match="mask that allows nothing"):
+    with pytest.raises(EnvError, match=r"a wrong action_mask: .*allows nothing"):
         envs.step(draw_action(envs, np.random.default_rng(1)))
 
 

@@ -133,7 +133,7 @@ def test_what_an_agent_cannot_use_is_refused(tmp_path: Path) -> None:
     for masks in ([mask], [mask] * 3, mask, True):  # one would hold for both observations
         with pytest.raises(ValueError, match="a mask for each observation"):
             agent.act(np.stack([obs, obs]), mask=masks)
-    agent.reset()
+    agent.reset([True] * 3)  # of all, whatever their number was
     with pytest.raises(ValueError, match="shape"):
         agent.act(np.zeros(4, np.float32), mask=mask)
     for given in ((obs, {}), (obs, 1.0, False, False, {"a": 1}), "abc", [[0, 0, 0], [0]]):

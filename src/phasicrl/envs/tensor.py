@@ -36,6 +36,9 @@ from phasicrl.spaces import (
 CHECK_EVERY = 16
 """Number of steps between checks of the numbers on a GPU, for which a check has to wait."""
 
+_CHECKED = "reward", "obs", "obs at an episode's end", MASK
+"""Names of the numbers that are checked, for messages."""
+
 
 class Simulator(Protocol):
     """B environments with the interface of Gymnasium's `VectorEnv`, and tensors for arrays.
@@ -97,10 +100,9 @@ class TensorVectorEnv:
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        has_state = hasattr(simulator, "get_state")
-        self.restore_method: RestoreMethod = "snapshot" if has_state else "none"
-        is_known = has_state and self.has_final_obs
-        self.is_pure: bool = is_known and getattr(simulator, "is_pure", False)
+        can_save = hasattr(simulator, "get_state")
+        self.restore_method: RestoreMethod = "snapshot" if can_save else "none"
+        self.is_pure = can_save and self.has_final_obs and getattr(simulator, "is_pure", False)
         spaces = simulator.single_observation_space, simulator.single_action_space
         self._properties = properties = make_properties_from_spaces(name, *spaces)
         self.observation_space = properties.observation_space
@@ -116,7 +118,7 @@ class TensorVectorEnv:
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps = 0
-        self._is_valid = torch.ones((), dtype=torch.bool, device=self.device)
+        self._is_valid = torch.ones(len(_CHECKED), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
         self._widths = list(get_nvec(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
@@ -134,9 +136,9 @@ class TensorVectorEnv:
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first_obs = *self._pack_obs(obs), self._read_mask(obs, info)
         (obs, is_valid, self.action_mask), self._first_obs = self._first_obs, None
-        self.obs = obs
-        checks = {"obs": is_valid} | self._check_mask(self.action_mask)
-        self.raise_unless_valid(self._stack_checks(checks), "reset()")
+        self.obs, true = obs, torch.ones_like(is_valid)
+        self._is_valid = torch.stack([true, is_valid, true, self._has_choices(self.action_mask)])
+        self.raise_unless_valid(self._is_valid, "reset()")
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
@@ -152,7 +154,7 @@ class TensorVectorEnv:
         with self._guard_call("step()", lambda: describe(action.numpy(force=True))):
             step, is_valid, self.action_mask = self._advance(action)
             self.obs = step.obs
-            self._is_valid = is_valid if is_on_cpu else self._is_valid & is_valid.all()
+            self._is_valid = self._is_valid & is_valid
         if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
             self.raise_unless_valid(self._is_valid)
         return step
@@ -161,8 +163,8 @@ class TensorVectorEnv:
         """Step the simulator, and reset the ended environments.
 
         Returns:
-            The step, whether its numbers named in `_checked` are valid `[n]`, and the action masks
-            or None.
+            The step, whether its numbers are valid `[4]`, see `_CHECKED`, and the action masks or
+            None.
         """
         result = self._simulator.step(self._actions.unflatten_tensor(action))
         given_obs, *given, info = check_tuple(result, 5)
@@ -171,7 +173,7 @@ class TensorVectorEnv:
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack_obs(given_obs), self._read_mask(given_obs, info)
-        final_obs, checks = None, {"reward": reward.isfinite().all(), "obs": is_valid}
+        final_obs, end_is_valid = None, torch.ones_like(is_valid)
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_obs_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step; on a GPU, reading
@@ -181,7 +183,7 @@ class TensorVectorEnv:
             final_obs = obs
             given_obs, info = check_tuple(self._simulator.reset_rows(ended), 2)
             # Rows that go on keep what the step returned: a reset may change them, too.
-            first, checks["reset obs"] = self._pack_obs(given_obs, ended, "obs after reset_rows()")
+            first, end_is_valid = self._pack_obs(given_obs, ended, "obs after reset_rows()")
             first_mask = self._read_mask(given_obs, info)
             obs = torch.where(_expand(ended, obs), first, obs)
             if mask is not None and first_mask is not None:
@@ -193,8 +195,7 @@ class TensorVectorEnv:
             if paths and all(is_same) and (self.is_pure or ended.any()):
                 raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
-                key = "info['final_obs']"
-                final_obs, checks[key] = self._pack_obs(given_final, ended, key)
+                final_obs, end_is_valid = self._pack_obs(given_final, ended, "info['final_obs']")
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
@@ -203,7 +204,8 @@ class TensorVectorEnv:
         step = TimeStep(
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
-        return step, self._stack_checks(checks | self._check_mask(mask)), mask
+        checks = [reward.isfinite().all(), is_valid, end_is_valid, self._has_choices(mask)]
+        return step, torch.stack(checks), mask
 
     def run_fused_steps(
         self, call: Callable[..., tuple[Tensor, ...]], extra_inputs: list[Tensor], num_steps: int
@@ -247,11 +249,11 @@ class TensorVectorEnv:
         """Check that all numbers of the simulator are valid.
 
         Raises:
-            EnvError: `is_valid`, 0-d or `[…, n]` for the names in `_checked`, is false somewhere.
+            EnvError: `is_valid`, `[…, 4]` for the names in `_CHECKED`, is false somewhere.
         """
         if not is_valid.all():
-            by_name = is_valid.expand(*is_valid.shape[:-1], len(self._checked)).unbind(-1)
-            wrong = [name for name, x in zip(self._checked, by_name, strict=True) if not x.all()]
+            by_name = zip(_CHECKED, is_valid.unbind(-1), strict=True)
+            wrong = [name for name, each in by_name if not each.all()]
             raise EnvError(
                 f"{self.name}: {call_name} returned, up to step {self._num_steps}, a wrong "
                 f"{' or '.join(wrong)}: a number that is not finite as float32 or outside its "
@@ -334,14 +336,11 @@ class TensorVectorEnv:
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
         return value.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
-    def _check_mask(self, mask: Tensor | None) -> dict[str, Tensor]:
-        """Return whether a mask allows something in each discrete component, 0-d, by its name."""
-        choices = () if mask is None else mask.split(self._widths, 1)
-        return {MASK: torch.stack([x.any(1).all() for x in choices]).all()} if choices else {}
-
-    def _stack_checks(self, checks: dict[str, Tensor]) -> Tensor:
-        self._checked = [*checks]
-        return torch.stack([*checks.values()])
+    def _has_choices(self, mask: Tensor | None) -> Tensor:
+        """Return whether masks allow something in each discrete component, 0-d; true for None."""
+        if mask is None:
+            return torch.ones((), dtype=torch.bool, device=self.device)
+        return torch.stack([each.any(1).all() for each in mask.split(self._widths, 1)]).all()
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
         mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)

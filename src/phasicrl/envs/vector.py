@@ -87,7 +87,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             EnvError: the autoreset mode is missing, or a reset fails.
         """
         name, self._vector = config.id, vector
-        with convert_errors(f"{name}: metadata['autoreset_mode'] (as AutoresetMode.SAME_STEP)"):
+        with convert_errors(f"{name}: metadata['autoreset_mode'] (AutoresetMode.SAME_STEP, …)"):
             self._mode = mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
             if mode is AutoresetMode.NEXT_STEP and getattr(vector, "shared_memory", True) is False:
                 raise Invalid("is NextStep without shared_memory; expected it, or SameStep")

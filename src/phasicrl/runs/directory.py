@@ -179,7 +179,7 @@ class RunDirectory:
             if names and all(user_objects[other] is None for other in names):
                 raise ValueError(
                     f"{self.path} was trained with {name}={used}; expected the same {kind}. Give "
-                    f"{f'--make-env {used}, or ' * (kind == 'environment')}"
+                    f"{'--make-env MODULE:FUNCTION, or ' * (kind == 'environment')}"
                     f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )

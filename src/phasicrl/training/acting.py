@@ -56,7 +56,7 @@ class TrainedAgent:
         """Start new episodes in the environments that are `done`, bool or `[B]`; else in all.
 
         Raises:
-            ValueError: `done` has another length, or other values.
+            ValueError: `done` has another length and is not true everywhere, or other values.
         """
         flags = np.asarray(done, object)
         is_all = flags.size > 0 and np.isin(flags, (1,)).all()
@@ -126,7 +126,8 @@ class TrainedAgent:
         if needs_mask and self._mask_size and mask is None:
             raise ValueError("mask is missing; expected the allowed actions. Give mask=…")
         if needs_mask and mask is not None:
-            is_single = (array := to_numeric(mask)) is not None and array.ndim < 2
+            array = np.zeros(0) if isinstance(mask, Mapping) else to_numeric(mask)
+            is_single = array is not None and array.ndim < 2
             rows = [] if is_single else [flatten_mask(self.action_space, each) for each in mask]
             if len(rows) != num_envs or find_first_blocked(self._nvec, np.stack(rows)):
                 rule = "a mask for each observation, with one allowed choice in each component"

@@ -323,10 +323,8 @@ def check_trainable(config: Config) -> list[str]:
     """
     with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
         agent = make_agent(config, envs)
-        if config.init_from:
-            load_matching_weights(agent, config.init_from)
-        plan = _make_plan(config, SINGLE_PROCESS, envs)
-        return _make_warnings(config, envs, get_user_objects({}), plan)
+        notes = load_matching_weights(agent, config.init_from)[1:] if config.init_from else []
+        return notes + _make_warnings(config, envs, get_user_objects({}))
 
 
 def check_divisible_by_ranks(config: Config, world: World) -> None:
@@ -400,8 +398,13 @@ def _make_plan(config: Config, world: World, envs: VectorEnv) -> Plan:
     return dataclasses.replace(plan, device=device, num_threads=threads, take_turns=False)
 
 
-def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: Plan) -> list[str]:
-    """Return warnings about options without effect, actions, time limits, phases and bf16."""
+def _make_warnings(
+    config: Config, envs: VectorEnv, user: dict[str, Any], plan: Plan | None = None
+) -> list[str]:
+    """Return warnings about options without effect, actions, time limits, phases and bf16.
+
+    The plan of a run is of this machine, on which a configuration is perhaps not trained: None.
+    """
     custom = "own" if user["make_env"] else "vector" if user["make_vector_env"] else None
     backend = custom or envs.name.partition(":")[0]
     unused = find_unused_options(config, envs, backend)
@@ -422,7 +425,8 @@ def _make_warnings(config: Config, envs: VectorEnv, user: dict[str, Any], plan: 
     if config.has_auxiliary_phase and config.num_iterations <= config.aux_phase_interval:
         text = f"warning: no auxiliary phase in {config.num_iterations} iterations; expected more "
         messages.append(f"{text}than {config.aux_phase_interval}. Raise total_env_steps")
-    if "bf16" in plan.precision.values() and not plan.on_gpu and get_cpu_capability() == "AVX2":
+    is_bf16_on_cpu = plan and "bf16" in plan.precision.values() and not plan.on_gpu
+    if is_bf16_on_cpu and get_cpu_capability() == "AVX2":
         text = "warning: bf16 is slower than fp32 on a processor without AVX-512"
         messages.append(f"{text}; expected compute.policy_precision and compute.aux_precision fp32")
     return messages

@@ -63,7 +63,7 @@ class FusedCollector(Collector):
         Returns:
             Columns of the rollout `[B, N, …]` in the order of `_names`, final observations and
             memory states of all steps `[B, N, …]`, whether the simulator's numbers are valid
-            `[N, n]`, and the next arguments.
+            `[N, 4]`, and the next arguments.
         """
         rows, validity = [], []
         for draw in noise:
