@@ -412,10 +412,11 @@ def test_values_of_other_types_are_refused_by_name(path: str, value: Any, expect
 
 
 def test_values_are_converted_to_the_types_of_their_options() -> None:
-    given = {"model.hidden_sizes": np.array([64, 32]), "ppo.adam_betas": (np.float32(0.5), 0)}
-    values = Config().with_updates({**given, "ppo.clip": 1, "seed": np.int64(4)}).values()
-    found = [values[path] for path in (*given, "ppo.clip", "seed")]
-    assert repr(found) == "[(64, 32), (0.5, 0.0), 1.0, 4]"
+    given: dict[str, Any] = {"model.hidden_sizes": np.array([64, 32])}
+    given |= {"ppo.adam_betas": (np.float32(0.5), 0)}
+    given |= {"ppo.clip": 1, "seed": np.int64(4), "total_env_steps": 1e6}
+    values = Config().with_updates(given).values()
+    assert repr([values[x] for x in given]) == "[(64, 32), (0.5, 0.0), 1.0, 4, 1000000]"
 
 
 def test_a_group_and_one_of_its_options_change_together() -> None:

@@ -260,12 +260,12 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         if members[-1] is not ... and len(entries) != len(members):
             raise ValueError(f"{path} is {value!r}; expected a list of {len(members)}")
         return tuple(convert(members[0], entry, path) for entry in entries)
-    if hint is float and type(value) is int and abs(value) < 2**1023:
-        return float(value)
+    is_whole = type(value) in (int, float) and value % 1 == 0 and abs(value) < 2**1023
+    if hint in (int, float) and is_whole:
+        return hint(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    name_by_type: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
-    kind = name_by_type.get(origin) or hint.__name__
+    kind = "an object" if origin is Mapping else "a list" if origin is tuple else hint.__name__
     remedy = ". To change it during a run, use ppo.schedule, or schedule=… in phasicrl.train"
     remedy *= path.endswith(("learning_rate", "ppo.clip", "ppo.entropy_coef"))
     raise ValueError(f"{path} is {value!r}; expected {kind}{remedy}")

@@ -159,10 +159,10 @@ def restore_run(
         part, rejections, saved_by = read_newest_state(files, world)
         state, env_steps = part.state, part.state["env_steps"]
         if total_env_steps is not None:
-            if isinstance(total_env_steps, int) and total_env_steps <= env_steps:
-                given = f"total_env_steps is {total_env_steps:,}"
-                raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
             config = config.with_updates({"total_env_steps": total_env_steps})
+            if config.total_env_steps <= env_steps:
+                given = f"total_env_steps is {config.total_env_steps:,}"
+                raise ValueError(f"{given}; expected more than the {env_steps:,} that are done")
         own = describe_objects(objects)
         changes = files.check_changes(state["config"], config, own, accept=accept_config_changes)
         is_over = min(env_steps, files.card.get("env_steps") or 0) >= config.budget

@@ -506,7 +506,7 @@ class Run(AbstractContextManager["Run"]):
             elif objects:
                 given = ", ".join(f"{name}=…" for name in objects)
                 call = f"phasicrl.resume({str(self.directory)!r}, {given})"
-            hint = f"`{call}` continues from {saved[-1].name}"
+            hint = f"`{call}` continues from its last checkpoint, {saved[-1].name}"
         text = f"{self.directory} was stopped after {self.env_steps:,} steps"
         self.metrics_log.show_message(f"{text}; {hint}")
 
