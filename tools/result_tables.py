@@ -544,7 +544,7 @@ def published_ppg() -> Cells:
     """
     ours = {name: read_curves([run], "charts/episodic_return")[0] for name, run in PPG_RUNS.items()}
     lasts = {name: int(x.steps[-1] // PPG_WINDOW) * PPG_WINDOW for name, x in ours.items()}
-    ends = range(0, max(lasts.values()) + 1, 1_000_000)
+    ends = range(1_000_000, max(lasts.values()) + 1, 1_000_000)
     spans = [(name, [2_000_000, last]) for name, last in lasts.items()]
     titles = (f"{name}, {low / 1e6:g}M–{high / 1e6:g}M" for name, (low, high) in spans)
     yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), *titles
