@@ -65,22 +65,19 @@ def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
         check_known_masks(make(TensorEnvs(kind, 3, end), 3))
 
 
-@pytest.mark.parametrize(
-    ("which", "value", "message"),
-    [
-        (0, torch.tensor([[0.0, 1, 2], [math.nan, 0, 0]]), "a wrong obs: .*not finite"),
-        (0, torch.zeros(2, 4), r"obs of shape \(2, 4\); expected .*\(2, 3\)"),
-        (0, np.zeros((2, 3)), "obs of type ndarray; expected a tensor"),
-        (0, {"pixels": torch.zeros(2, 3)}, "obs of type dict; expected a tensor"),
-        (0, torch.full((2, 3), 1e300, dtype=torch.float64), "not finite as float32"),
-        (1, torch.tensor([math.inf, 0]), "a wrong reward: .*not finite"),
-        (1, torch.zeros(2, 1), r"reward of shape \(2, 1\)"),
-        (2, torch.tensor(False), "terminated of shape"),
-        (3, None, "truncated of type NoneType"),
-        (1, torch.zeros(2) + 1j, r"reward of shape \(2,\) and complex; expected"),
-        (4, [1], r"info \[1\] of type list; expected a dict"),
-    ],
-)
+@pytest.mark.parametrize(("which", "value", "message"), [
+    (0, torch.tensor([[0.0, 1, 2], [math.nan, 0, 0]]), "a wrong obs: .*not finite"),
+    (0, torch.zeros(2, 4), r"obs of shape \(2, 4\); expected .*\(2, 3\)"),
+    (0, np.zeros((2, 3)), "obs of type ndarray; expected a tensor"),
+    (0, {"pixels": torch.zeros(2, 3)}, "obs of type dict; expected a tensor"),
+    (0, torch.full((2, 3), 1e300, dtype=torch.float64), "not finite as float32"),
+    (1, torch.tensor([math.inf, 0]), "a wrong reward: .*not finite"),
+    (1, torch.zeros(2, 1), r"reward of shape \(2, 1\)"),
+    (2, torch.tensor(False), "terminated of shape"),
+    (3, None, "truncated of type NoneType"),
+    (1, torch.zeros(2) + 1j, r"reward of shape \(2,\) and complex; expected"),
+    (4, [1], r"info \[1\] of type list; expected a dict"),
+])  # fmt: skip
 def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
     envs = make(Changed(counting.Counting, lambda values: values.__setitem__(which, value)))
     envs.reset()
@@ -88,16 +85,13 @@ def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
         envs.step(torch.zeros(2, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (torch.zeros(2, 4), r"returned info\['final_obs'\] of shape \(2, 4\); expected"),
-        (np.zeros((2, 3)), r"returned info\['final_obs'\] of type ndarray; expected a tensor"),
-        (None, r"final_obs.*reset_rows.*has_final_obs"),
-        (torch.full((2, 3), math.nan), r"a wrong obs at an episode's end: .*not finite"),
-        ("obs", r"returned obs as info\['final_obs'\]; expected a copy before the reset"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    (torch.zeros(2, 4), r"returned info\['final_obs'\] of shape \(2, 4\); expected"),
+    (np.zeros((2, 3)), r"returned info\['final_obs'\] of type ndarray; expected a tensor"),
+    (None, r"final_obs.*reset_rows.*has_final_obs"),
+    (torch.full((2, 3), math.nan), r"a wrong obs at an episode's end: .*not finite"),
+    ("obs", r"returned obs as info\['final_obs'\]; expected a copy before the reset"),
+])  # fmt: skip
 def test_wrong_or_missing_final_observations_are_named(value: Any, message: str) -> None:
     """An `info` of None has no final observations."""
 
