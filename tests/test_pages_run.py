@@ -191,7 +191,7 @@ def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, 
     return code, out[-500:] + err
 
 
-@pytest.mark.filterwarnings("ignore:.*( is left out|no auxiliary phase in 1 iterations)")
+@pytest.mark.filterwarnings("ignore:.*( is left out|as in )")
 @pytest.mark.usefixtures("small_presets")
 @pytest.mark.parametrize(
     "page",
