@@ -153,6 +153,8 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, stop: int) -> None
     ({}, None, {"ppo.learning_rate 0.0005"}),
     ({"ppo.schedule": "linear"}, None, {"ppo.learning_rate 0.00025"}),
     ({"ppo.clip_schedule": "linear"}, None, {"ppo.learning_rate 0.0005", "ppo.clip 0.1"}),
+    ({"ppo.entropy_schedule": "cosine"}, None,
+     {"ppo.learning_rate 0.0005", "ppo.entropy_coef 0.02"}),
     ({}, lambda x: {"ppo.entropy_coef": x / 3, "ppo.learning_rate": 1e-3, "ppo.clip": None},
      {"ppo.learning_rate 0.001", "ppo.clip inf", "ppo.entropy_coef 0.167"}),
     ({"aux": tiny_aux(optimizer="own", learning_rate=1e-3), "ppo.schedule": "linear"},

@@ -118,7 +118,7 @@ class TensorVectorEnv:
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps = 0
-        self._is_valid = torch.ones(len(_CHECKED), dtype=torch.bool, device=self.device)
+        self._is_valid = self._true = torch.ones((), dtype=torch.bool, device=self.device)
         self.obs: Tensor | None = None
         self._widths = list(get_nvec(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
@@ -136,8 +136,8 @@ class TensorVectorEnv:
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first_obs = *self._pack_obs(obs), self._read_mask(obs, info)
         (obs, is_valid, self.action_mask), self._first_obs = self._first_obs, None
-        self.obs, true = obs, torch.ones_like(is_valid)
-        self._is_valid = torch.stack([true, is_valid, true, self._has_choices(self.action_mask)])
+        self.obs, has_choices = obs, self._has_choices(self.action_mask)
+        self._is_valid = torch.stack([self._true, is_valid, self._true, has_choices])
         self.raise_unless_valid(self._is_valid, "reset()")
         return obs
 
@@ -173,7 +173,7 @@ class TensorVectorEnv:
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
         (obs, is_valid), mask = self._pack_obs(given_obs), self._read_mask(given_obs, info)
-        final_obs, end_is_valid = None, torch.ones_like(is_valid)
+        final_obs, end_is_valid = None, self._true
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
             warn_of_extra_obs_keys(self.name, self._properties, given_obs)
         # A pure simulator is compiled without branches, and resets in each step; on a GPU, reading
@@ -339,7 +339,7 @@ class TensorVectorEnv:
     def _has_choices(self, mask: Tensor | None) -> Tensor:
         """Return whether masks allow something in each discrete component, 0-d; true for None."""
         if mask is None:
-            return torch.ones((), dtype=torch.bool, device=self.device)
+            return self._true
         return torch.stack([each.any(1).all() for each in mask.split(self._widths, 1)]).all()
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
