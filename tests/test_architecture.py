@@ -109,7 +109,7 @@ def test_clipping_and_adam_exist_once(call: str) -> None:
 LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
-phasicrl.config: ActionSelection EXECUTION_OPTIONS Levels format_value require_imports
+phasicrl.config: ActionSelection Levels format_value
 phasicrl.config_io: atomic_write read_instance read_json write_json
 phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: get_gym_maker get_time_limit make_envs
@@ -117,15 +117,14 @@ phasicrl.envs.protocol: LIMIT_HINT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
-phasicrl.runs.checkpoint: hash_file
-phasicrl.runs.directory: CONFIG_FILE METRICS_FILE RunDirectory WeightsKind get_run_directory
-phasicrl.runs.lock: LOCK_FILE RunLock
+phasicrl.runs.directory: RunDirectory WeightsKind
+phasicrl.runs.lock: RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler call_on_parent_exit
 phasicrl.training.bootstrap: bootstrap_band
 phasicrl.training.build: check_trainable make_agent start_run
-phasicrl.training.evaluate: Evaluation SavedAgent check_policies
+phasicrl.training.evaluate: Evaluation SavedAgent
 phasicrl.training.evaluation: run_agent_episodes run_episodes
 """
 """Modules and names of the core that the lab imports."""

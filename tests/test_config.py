@@ -28,7 +28,6 @@ from phasicrl.config import (
     ValueNormConfig,
     get_defaults,
     get_option_docs,
-    nearest_divisors,
 )
 from phasicrl.config_io import SYNONYMS, ConfigError, read_json, suggest_name, write_json
 from phasicrl.presets import PRESETS, get_preset
@@ -118,13 +117,10 @@ def test_names_that_leave_the_folder_or_the_terminal_are_refused(name: str) -> N
     Config(name="my run [b] é")
 
 
-@pytest.mark.parametrize("number", [1, 12, 97, 1024, 3600, 99991])
-@pytest.mark.parametrize("to", [1, 5, 8, 1000, 10**7])
-def test_nearest_divisors_are_those_of_a_search_through_all(number: int, to: int) -> None:
-    every = sorted((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - to))
-    found = nearest_divisors(number, to)
-    assert [abs(n - to) for n in found] == [abs(n - to) for n in every[:2]]
-    assert all(number % n == 0 for n in found)
+@pytest.mark.parametrize(("given", "nearest"), [(5, "4 or 6"), (9, "8 or 6"), (99, "96 or 48")])
+def test_an_error_of_minibatches_names_the_nearest_divisors(given: int, nearest: str) -> None:
+    with pytest.raises(ValueError, match=rf"such as {nearest}\b"):
+        Config(env=EnvConfig(num_envs=96), ppo=PPOConfig(num_minibatches=given))
 
 
 def test_derived_numbers() -> None:

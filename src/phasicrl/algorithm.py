@@ -13,7 +13,7 @@ from typing import Literal, Unpack
 from phasicrl.config import Config
 from phasicrl.distributed import connect_ranks
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.directory import get_run_directory
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import UserObjects, restore_run, start_run
 from phasicrl.training.run import Run
 
@@ -121,7 +121,7 @@ def resume(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    run_directory = get_run_directory(run_dir)
+    run_directory = RunDirectory.find(run_dir)
     compute = run_directory.config.compute
     given = {"accept_config_changes": accept_config_changes, "total_env_steps": total_env_steps}
     with (

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from phasicrl.config import Config, format_value, get_defaults, get_option_docs, require_imports
+from phasicrl.config import Config, format_value, get_defaults, get_option_docs
 from phasicrl.config_io import escape_control_chars, read_instance, suggest_name
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
-from phasicrl.runs.directory import AGENTS_FOLDER, get_run_directory
+from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
 from phasicrl.system.signals import exit_on_preemption
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def parse_config_and_options(
         if len(words) < 2:
             raise ValueError("--from is empty; expected the path of a run or a config.json")
         path = Path(words[1])
-        run = get_run_directory(path.parent if path.is_file() else path)
+        run = RunDirectory.find(path.parent if path.is_file() else path)
         base = read_instance(Config, path) if path.is_file() else run.config
         is_trial = (run.path.resolve().parent.parent / "trial.json").is_file()  # it is in a sweep
         if is_trial or run.path.parent == AGENTS_FOLDER:
@@ -357,7 +357,7 @@ def parse_config_and_options(
         has_env = make_env_path != "" or any(word.startswith("--env.id") for word in words)
         if not has_env and (path.is_dir() or run.card):
             run.load_config(make_env=None, make_vector_env=None)
-        require_imports(base)
+        base.check_imports()
         words = words[1:]
         recorded_objects = dict(run.card.get("own") or {}).values()
     elif first.startswith("-"):

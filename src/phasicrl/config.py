@@ -679,11 +679,12 @@ class Config(_Group):
             if unit == "transitions":
                 items, what = items * ppo.num_steps, what + " × ppo.num_steps"
             if items % group.num_minibatches:
-                better = " or ".join(map(str, nearest_divisors(items, group.num_minibatches)))
+                divisors = [n for n in range(1, items + 1) if items % n == 0]
+                better = sorted(divisors, key=lambda n: abs(n - group.num_minibatches))[:2]
                 of = f" of each of {iterations} iterations" if iterations > 1 else ""
                 yield (
                     f"{owner}.num_minibatches is {group.num_minibatches}; expected a divisor of "
-                    f"the {items} {unit} ({what}){of}, such as {better}"
+                    f"the {items} {unit} ({what}){of}, such as {' or '.join(map(str, better))}"
                 )
         if not ppo.baseline and self.has_auxiliary_phase:
             yield f"aux.epochs is {aux.epochs}; expected 0 without ppo.baseline"
@@ -820,6 +821,19 @@ class Config(_Group):
         del values["env.options"]
         return values
 
+    def check_imports(self, config_name: object = "the configuration") -> None:
+        """Check that the user has imported what this configuration, from a file, would import.
+
+        Raises:
+            ValueError: a module of `imports` or `env.id` has not been imported.
+        """
+        for module in self.modules:
+            if module not in sys.modules:
+                raise ValueError(
+                    f"{config_name} imports the module {module}; expected one that is imported "
+                    f"already. If you trust it, import it first, or add --import {module}"
+                )
+
     def to_json(self) -> str:
         """Return the configuration as indented JSON."""
         return json.dumps(config_io.to_dict(self), indent=2)
@@ -833,12 +847,6 @@ class Config(_Group):
                 nearest name), or a value has a wrong type.
         """
         return config_io.from_json(Config, text)
-
-
-def nearest_divisors(number: int, target: int) -> list[int]:
-    """Return the two divisors of a number that are nearest to a target, for an error message."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return sorted(divisors, key=lambda n: (abs(n - target), n))[:2]
 
 
 EXECUTION_OPTIONS = (
@@ -864,24 +872,6 @@ def format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, typing.cast(tuple[Any, ...], value)))
     return "none" if value is None else str(value)
-
-
-def require_imports(config: Config, config_name: object = "the configuration") -> None:
-    """Check that the user has imported all modules that a configuration from a file imports.
-
-    Args:
-        config: configuration from a file.
-        config_name: name of the configuration, for the message.
-
-    Raises:
-        ValueError: a module of `imports` or `env.id` has not been imported.
-    """
-    for module in config.modules:
-        if module not in sys.modules:
-            raise ValueError(
-                f"{config_name} imports the module {module}; expected one that is imported "
-                f"already. If you trust it, import it first, or add --import {module}"
-            )
 
 
 @functools.cache

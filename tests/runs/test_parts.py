@@ -15,14 +15,18 @@ from phasicrl.runs.parts import RankState
 def test_rows_go_to_the_process_that_has_their_environments() -> None:
     """Three rollouts of four environments, from two processes to one, two and four."""
     whole = torch.arange(12).view(3, 4)
-    policies = [half.flatten() for half in whole.split(2, dim=1)]
+    old = [
+        RankState({"learner": {"generator": 0}, "num_filled": 3, "env_steps": 0},
+                  {"old-policy-000001": {"x": half.flatten()},
+                   "rollout-000001-000": {"x": half[0]}})
+        for half in whole.split(2, dim=1)
+    ]  # fmt: skip
     for size, rank in [(1, 0), (2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)]:
         world = World(rank, size)
         own = whole[:, world.local_slice(4)]
-        found = parts._local_rows("old-policy-000001", policies, {"num_filled": 3}, world)
-        assert torch.equal(found, own.flatten())
-        found = parts._local_rows("rollout-000001-000", [*whole[0].split(2)], {}, world)
-        assert torch.equal(found, own[0])
+        policies, rollout = parts._reshard(old, world).chunks.values()
+        assert torch.equal(policies["x"], own.flatten())
+        assert torch.equal(rollout["x"], own[0])
 
 
 def test_processes_shuffle_by_different_generators() -> None:

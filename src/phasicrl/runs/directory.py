@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl import config_io
-from phasicrl.config import EXECUTION_OPTIONS, Config, format_value, require_imports
+from phasicrl.config import EXECUTION_OPTIONS, Config, format_value
 from phasicrl.config_io import SCHEMA, atomic_write, read_instance, read_json, write_json
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class RunDirectory:
             ValueError: it is neither a text nor a path.
         """
         if not isinstance(self.path, str | PathLike):
-            given = f"run_dir is of type {type(self.path).__name__}"
-            raise ValueError(f"{given}; expected a path, such as the directory of a run")
+            raise ValueError(f"run_dir is of type {type(self.path).__name__}; expected a path")
         object.__setattr__(self, "path", Path(self.path).expanduser())
 
     @classmethod
@@ -146,6 +145,18 @@ class RunDirectory:
                 runs.append(run)
         return runs
 
+    @classmethod
+    def find(cls, path_or_preset: Path | str) -> RunDirectory:
+        """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
+        given = cls(path_or_preset)  # pyright: ignore[reportArgumentType]
+        agent = cls(AGENTS_FOLDER / path_or_preset)
+        return agent if agent.has_config and not given.has_config else given
+
+    @property
+    def has_config(self) -> bool:
+        """True for the directory of a run, which has `config.json`."""
+        return (self.path / CONFIG_FILE).is_file()
+
     @property
     def config(self) -> Config:
         """Configuration of the run.
@@ -183,7 +194,7 @@ class RunDirectory:
                     f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
                     "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
-        require_imports(config := self.config, self.path / CONFIG_FILE)
+        (config := self.config).check_imports(self.path / CONFIG_FILE)
         return config
 
     @property
@@ -417,7 +428,7 @@ class RunDirectory:
         Raises:
             ValueError: the directory has no configuration.
         """
-        if (self.path / CONFIG_FILE).is_file():
+        if self.has_config:
             return
         names = ", ".join(sorted(path.name for path in AGENTS_FOLDER.iterdir()))
         hint = f"a folder that `phasicrl train` made, or an agent ({names})"
@@ -425,14 +436,6 @@ class RunDirectory:
             hint = f"a run directory in it, such as {inside.parent}, or for plots {self.path}/*"
         text = f"{self.path} is not a run directory, it has no {CONFIG_FILE}"
         raise ValueError(f"{text}; expected {hint}")
-
-
-def get_run_directory(path_or_preset: Path | str) -> RunDirectory:
-    """Return the run directory at a path, or that of an agent of phasicrl, by its preset."""
-    files = RunDirectory(path_or_preset)  # pyright: ignore[reportArgumentType]
-    agent = AGENTS_FOLDER / path_or_preset
-    is_agent = (agent / CONFIG_FILE).is_file() and not (files.path / CONFIG_FILE).is_file()
-    return RunDirectory(agent) if is_agent else files
 
 
 def _parse_json_row(line: str) -> dict[str, Any] | None:

@@ -43,6 +43,16 @@ class RunLock:
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, self._file)
         self._file.flush()
 
+    @staticmethod
+    def is_held(path: Path) -> bool:
+        """Return whether a process holds the lock; write nothing, since others may look, too."""
+        try:
+            with (path / LOCK_FILE).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:  # or no process was here, or the file system has no locks
+            return isinstance(error, BlockingIOError)
+        return False
+
     def close(self) -> None:
         """Release the lock; further calls do nothing."""
         self._file.close()

@@ -6,8 +6,6 @@ minibatches differ between processes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Generator, Tensor
 
@@ -55,13 +53,13 @@ def read_newest_state(files: RunDirectory, world: World) -> tuple[RankState, lis
 def _reshard(parts: list[RankState], world: World) -> RankState:
     """Return this process's state after a change of their number, without environments."""
     first = parts[0].state
-    chunks = {
-        name: {
-            key: _local_rows(name, [part.chunks[name][key] for part in parts], first, world)
-            for key in tensors
-        }
-        for name, tensors in parts[0].chunks.items()
-    }
+    chunks: dict[str, dict[str, Tensor]] = {name: {} for name in parts[0].chunks}
+    for name, tensors in chunks.items():  # [B, …], or [K·B, …] with all K rollouts of a phase
+        num_rollouts = first["num_filled"] if name.startswith(OLD_POLICY_PREFIX) else 1
+        for key in parts[0].chunks[name]:
+            saved = (part.chunks[name][key].unflatten(0, (num_rollouts, -1)) for part in parts)
+            joined = torch.cat([*saved], dim=1)
+            tensors[key] = joined[:, world.local_slice(joined.shape[1])].flatten(0, 1)
     learner = dict(first["learner"])
     if 0 < world.rank < len(parts):
         learner["generator"] = parts[world.rank].state["learner"]["generator"]
@@ -69,13 +67,3 @@ def _reshard(parts: list[RankState], world: World) -> RankState:
         seed = derive_seed(int(first["env_steps"]), "shuffle", world.rank)
         learner["generator"] = Generator().manual_seed(seed).get_state()
     return RankState(first | {"learner": learner, "collector": None}, chunks)
-
-
-def _local_rows(name: str, parts: list[Tensor], state: dict[str, Any], world: World) -> Tensor:
-    """Return the rows of this process's environments from what each process saved.
-
-    The tensor is `[B, …]`, or `[K·B, …]` with all K rollouts of a phase.
-    """
-    num_rollouts = state["num_filled"] if name.startswith(OLD_POLICY_PREFIX) else 1
-    by_rollout = torch.cat([part.unflatten(0, (num_rollouts, -1)) for part in parts], dim=1)
-    return by_rollout[:, world.local_slice(by_rollout.shape[1])].flatten(0, 1)

@@ -18,7 +18,7 @@ from phasicrl.masks import find_first_blocked, flatten_mask, to_numeric
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.checkpoint import MANIFEST_FILE
-from phasicrl.runs.directory import WeightsKind, get_run_directory
+from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.spaces import ActionLayout, get_nvec, get_part, map_leaves, take_first
 from phasicrl.training.build import EvaluationObjects
 from phasicrl.training.evaluate import SavedAgent
@@ -159,7 +159,7 @@ def load(
     Raises:
         ValueError: there is no agent, its weights are damaged, or a custom object is missing.
     """
-    path = get_run_directory(path).path.absolute()
+    path = RunDirectory.find(path).path.absolute()
     checkpoint = path if (path / MANIFEST_FILE).is_file() else None
     if checkpoint and weights != "last":
         raise ValueError(f"weights is {weights!r}; expected last, the only ones of a checkpoint")

@@ -19,7 +19,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
 from phasicrl.runs.checkpoint import load_rank_state
-from phasicrl.runs.directory import RunDirectory, WeightsKind, get_run_directory, get_user_objects
+from phasicrl.runs.directory import RunDirectory, WeightsKind, get_user_objects
 from phasicrl.spaces import describe_spaces
 from phasicrl.system.machine import num_cores
 from phasicrl.training import evaluation
@@ -107,7 +107,7 @@ class SavedAgent:
             ValueError: the directory is not a run directory, the levels do not exist, or a custom
                 object is missing.
         """
-        run_directory = get_run_directory(run_dir)
+        run_directory = RunDirectory.find(run_dir)
         objects = get_user_objects(user_objects, EvaluationObjects.__annotations__)
         config = run_directory.load_config(**objects)
         networks = {name: objects.pop(name) for name in ("make_encoder", "make_head")}
@@ -146,16 +146,6 @@ class SavedAgent:
             rule = "that of config.json. Give make_encoder or make_head if it is a custom one"
             raise ValueError(f"{given}; expected {rule} ({error})") from None
         return agent.eval()
-
-
-def check_policies(policies: Sequence[Any], given: str, rule: str) -> None:
-    """Check kinds of actions; an error says what was `given`, and the `rule` of the option.
-
-    Raises:
-        ValueError: there are none, or one is neither `greedy` nor `sampled`.
-    """
-    if not policies or any(policy not in ("greedy", "sampled") for policy in policies):
-        raise ValueError(f"{given}; expected {rule}")
 
 
 def evaluate(
@@ -201,7 +191,8 @@ def evaluate(
     """
     if not hasattr(episodes, "__index__") or episodes < 1:
         raise ValueError(f"episodes is {episodes!r}; expected an integer of at least 1")
-    check_policies(policies, f"policies is {policies!r}", "a list of greedy, sampled or both")
+    if not policies or any(policy not in ("greedy", "sampled") for policy in policies):
+        raise ValueError(f"policies is {policies!r}; expected a list of greedy, sampled or both")
     saved = SavedAgent.from_run(run_dir, levels, **user_objects)
     env, objects = saved.config.env, {} if env_id else saved.env_objects
     if env_options and (any(objects.values()) or not isinstance(env_options, Mapping)):

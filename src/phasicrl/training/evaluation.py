@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -43,12 +43,6 @@ class Episodes(NamedTuple):
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
-
-
-def mean_return_and_length(parts: Iterable[Episodes]) -> tuple[float, float]:
-    """Return the mean return and length over the episodes of several parts, one per process."""
-    returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
-    return statistics.fmean(returns), statistics.fmean(lengths)
 
 
 LONG_EPISODE_STEPS, MAX_EPISODE_STEPS = 10_000, 30_000
@@ -324,8 +318,10 @@ class PeriodicEvaluation:
         eval_configs.extend((kinds[0], self._config.with_updates({"env.id": x})) for x in env_ids)
         with self._world.sync_errors("an evaluation"):
             episodes = [self._run_episodes(*x, agent) for x in eval_configs]
-        parts = zip(*self._world.all_gather_object(episodes), strict=True)
-        (mean_return, mean_length), *means = map(mean_return_and_length, parts)
+        (mean_return, mean_length), *means = (
+            [statistics.fmean(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True)]
+            for parts in zip(*self._world.all_gather_object(episodes), strict=True)
+        )
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
         for _ in kinds[1:]:
             train_return, _ = means.pop(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasicrl.models.agent import Agent
-from phasicrl.runs.directory import get_run_directory
+from phasicrl.runs.directory import RunDirectory
 
 _VALUE_HEADS = ("value_head.", "aux_value_head.")
 _OBS_NORM, _VALUE_NORM = "reader.normalizer.", "value_normalizer."
@@ -24,7 +24,7 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     Raises:
         ValueError: the directory is not a run directory, has no weights yet, or none that match.
     """
-    run_directory, new = get_run_directory(directory), agent.state_dict()
+    run_directory, new = RunDirectory.find(directory), agent.state_dict()
     old = run_directory.load_weights()
     bounds = {f"{_OBS_NORM}low", f"{_OBS_NORM}high"}  # infinite before the first rollout
     if bad := [x for x in old if not (x in bounds or old[x].isfinite().all())]:

@@ -68,7 +68,7 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
     assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
     assert grid.make_grid_arms(base, {}) == [(base.name, base)]
-    with pytest.raises(ValueError, match="policy_precision has 2 values; expected one"):
+    with pytest.raises(ValueError, match=r"=fp32 and .*=bf16 are one experiment"):
         grid.make_grid_arms(base, {"compute.policy_precision": ["fp32", "bf16"]})
 
 
@@ -141,7 +141,8 @@ def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     given = ["cartpole-ppg", f"runs/{run.name}", f"~/runs/{run.name}"]  # one comes with phasicrl
-    arms = grid.make_grid_arms(small(tmp_path, "ppg", total_env_steps=32), {"init_from": given})
+    base = small(tmp_path, "ppg", total_env_steps=32)
+    arms = [grid.make_arm(base, {"init_from": x}) for x in given]
     assert [x.init_from for _, x in arms] == ["cartpole-ppg", *[str(run.resolve())] * 2]
     arms = [(arm, x.with_updates({"model.memory_size": 3})) for arm, x in arms]
     with pytest.warns(UserWarning, match="(memory_size|no aux).*as in .*cartpole-ppg") as found:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from phasicrl import Config
 from phasicrl.config import format_value
 from phasicrl.envs.protocol import LIMIT_HINT
-from phasicrl.runs.directory import CONFIG_FILE, RunDirectory, get_run_directory
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.bootstrap import bootstrap_band
 
 Array: TypeAlias = NDArray[np.float64]
@@ -156,7 +156,7 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
             # A folder that is not a run is refused when it is read, unless a trial has it: it is of
             # a process that was killed at its start.
             runs = [run for run in runs if RunDirectory(run).last_rows(2)
-                    or not (trials or (run / CONFIG_FILE).is_file())]  # fmt: skip
+                    or not (trials or RunDirectory(run).has_config)]  # fmt: skip
             found += runs
             empty += [] if runs else [str(folder)]
     if empty:
@@ -172,7 +172,7 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
         except ValueError as error:
             errors_by_run[run] = error
     for run, error in errors_by_run.items():
-        if len(errors_by_run) == len(found) or not (run / CONFIG_FILE).is_file():
+        if len(errors_by_run) == len(found) or not RunDirectory(run).has_config:
             raise error
         warnings.warn(f"{error}: left out", stacklevel=2)
     return [run for run in found if run not in errors_by_run]
@@ -194,7 +194,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
         ValueError: `paths` is empty, a folder is not a run directory, no run has data for `metric`,
             or runs of one experiment share no steps.
     """
-    found = [get_run_directory(Path(path).expanduser()) for path in paths]
+    found = [RunDirectory.find(Path(path).expanduser()) for path in paths]
     runs = expand_sweeps([files.path.resolve() for files in found])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]

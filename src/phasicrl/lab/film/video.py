@@ -9,7 +9,7 @@ from typing import Any
 from phasicrl.config import ActionSelection, Levels
 from phasicrl.lab.film.filming import film_episodes
 from phasicrl.runs.directory import WeightsKind
-from phasicrl.training.evaluate import Evaluation, SavedAgent, check_policies
+from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 
 def film(
@@ -51,7 +51,8 @@ def film(
     ):  # fmt: skip
         if not low <= value <= high:
             raise ValueError(f"{name} is {value:,}; expected {low} to {high:,}")
-    check_policies([policy], f"policy is {policy!r}", "greedy or sampled")
+    if policy not in ("greedy", "sampled"):
+        raise ValueError(f"policy is {policy!r}; expected greedy or sampled")
     saved = SavedAgent.from_run(run_dir, levels, **user_objects)
     tail = "-train" * (levels == "train") + "-best" * (weights == "best")
     path = output or saved.run_directory.output_folder / "videos" / f"{policy}-seed{seed}{tail}.mp4"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import Config
-from phasicrl.config import EXECUTION_OPTIONS, format_value, require_imports
+from phasicrl.config import format_value
 from phasicrl.config_io import write_json
 from phasicrl.runs.directory import RunDirectory
 
@@ -42,16 +42,17 @@ def make_grid_arms(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tu
     """Make an arm, name and configuration, for each combination of values, see `make_arm`.
 
     Raises:
-        ValueError: see `make_arm`; several values of an option that says how a run is executed or
-            recorded; or the module of an environment is not imported.
+        ValueError: see `make_arm`; two arms differ only in how they are executed or recorded; or
+            the module of an environment is not imported.
     """
-    for path, listed in values.items():
-        if len(listed) > 1 and path.startswith(EXECUTION_OPTIONS):
-            rule = "one, since an experiment is the same with all of them. Make a sweep for each"
-            raise ValueError(f"{path} has {len(listed)} values; expected {rule}")
     arms = [make_arm(base, dict(zip(values, x, strict=True))) for x in product(*values.values())]
-    for _, config in arms:
-        require_imports(config)
+    names: dict[str, str] = {}
+    for name, config in arms:
+        config.check_imports()
+        other = names.setdefault(f"{config.identity()} {config.total_env_steps}", name)
+        if other != name:
+            rule = "an option that changes what is learned. Make a sweep for each"
+            raise ValueError(f"{other} and {name} are one experiment; expected {rule}")
     return arms
 
 

@@ -8,7 +8,6 @@ Kind: effects (trains, writes files).
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -19,14 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phasicrl import Config, get_preset
-from phasicrl.config import require_imports
 from phasicrl.config_io import read_instance, read_json, write_json
 from phasicrl.lab.analysis.curves import format_setting, label_configs, make_task
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid
 from phasicrl.presets import PRESETS
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.lock import LOCK_FILE, RunLock
+from phasicrl.runs.lock import RunLock
 from phasicrl.system.machine import import_optional
 
 
@@ -122,7 +120,7 @@ def run_sweep(
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = list_trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
     for folder in folders:
-        require_imports(read_instance(Config, folder / grid.TRIAL_FILE))
+        read_instance(Config, folder / grid.TRIAL_FILE).check_imports()
     if is_search := (directory / grid.SEARCH_FILE).is_file():  # it may come from somebody else
         from phasicrl.lab.sweeps.search import Search
 
@@ -193,12 +191,8 @@ def read_trial_outcome(folder: Path) -> grid.Outcome:
     """Read the outcome of a trial; without one, the state pending, running or stopped."""
     if (folder / grid.OUTCOME_FILE).is_file():
         return read_instance(grid.Outcome, folder / grid.OUTCOME_FILE)
-    try:  # without writing, since others may look at a sweep, too
-        with (folder / LOCK_FILE).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:  # or no process was here, or the file system has no locks
-        if isinstance(error, BlockingIOError):
-            return grid.Outcome("running")
+    if RunLock.is_held(folder):
+        return grid.Outcome("running")
     return grid.Outcome("stopped" if any(folder.glob("runs/*")) else "pending")
 
 
