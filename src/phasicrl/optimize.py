@@ -15,6 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Adam
 
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
+"""Names of what Adam keeps of a parameter."""
+
 
 class AdamState(NamedTuple):
     """Adam's state: running means of gradients and of their squares, and numbers of steps."""
@@ -50,10 +53,7 @@ def clip_gradients(
             norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
         if max_norm is not None:
             factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            if foreach:
-                gradients = list(torch._foreach_mul(gradients, factor))
-            else:
-                gradients = [gradient * factor for gradient in gradients]
+            gradients = list(torch._foreach_mul(gradients, factor))
         clipped.append(gradients)
         norms.append(norm)
     return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
@@ -86,8 +86,7 @@ def get_adam_state(optimizer: Adam, parameters: Sequence[Tensor]) -> AdamState:
             state = optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)}
             state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
     states = [optimizer.state[parameter] for parameter in parameters]
-    names = ("exp_avg", "exp_avg_sq", "step")
-    return AdamState(*([state[name] for state in states] for name in names))
+    return AdamState(*([state[name] for state in states] for name in ADAM_STATE))
 
 
 def load_state_(optimizer: Adam, state: dict[str, Any]) -> None:
@@ -155,7 +154,7 @@ def adam_(
     for parameter, gradient, mean, mean_square, step in columns:
         new_mean = mean.lerp(gradient, 1 - beta1)
         new_square = (mean_square * beta2).addcmul(gradient, gradient, value=1 - beta2)
-        count = step.double() + 1  # 1 − 0.999 in single precision has three digits
+        count = step.flatten()[0].double() + 1  # 1 − 0.999 in single precision has three digits
         size = (rate / (1 - beta1**count)).to(parameter.dtype)
         root = (1 - beta2**count).sqrt().to(parameter.dtype)
         spread = (new_square.sqrt() + eps) / root if eps_hat else new_square.sqrt() / root + eps

@@ -88,6 +88,9 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "shared": ({"model.value_path": "shared"}, Corridor),
     "epochs-apart": ({"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"},
                      Corridor),
+    # A stop trains the value function alone, so that numbers of steps differ in one network.
+    "early-stop": ({"model.value_path": "detached", "ppo.target_kl": 1e-9, "ppo.policy_epochs": 2,
+                    "ppo.value_epochs": 2}, Corridor),
     "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch",
                   "ppo.schedule": "linear"}, Corridor),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),

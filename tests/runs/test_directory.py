@@ -44,15 +44,21 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     assert [path.name for path in run.directory.glob(".*")] == [".lock"], "something is left over"
 
 
+def _make(config: Config) -> RunDirectory:
+    files = RunDirectory.make(config)
+    files.write_config(config)
+    return files
+
+
 def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
     config = tiny(tmp_path, name="a[b]*")
     assert RunDirectory.find_matching_runs(config) == []
-    first, second, old = (RunDirectory.make(config) for _ in range(3))
+    first, second, old = (_make(config) for _ in range(3))
     text = (old.path / "config.json").read_text()
     (old.path / "config.json").write_text(text.replace('"schema": 2', '"schema": 1'))
-    RunDirectory.make(replace(config, seed=4))
-    RunDirectory.make(replace(config, total_env_steps=256))
-    RunDirectory.make(config.with_updates({"ppo.gamma": 0.5}))
+    _make(replace(config, seed=4))
+    _make(replace(config, total_env_steps=256))
+    _make(config.with_updates({"ppo.gamma": 0.5}))
     (tmp_path / "a[b]*_corridor_s3_empty").mkdir()
     asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
     with pytest.warns(UserWarning, match="is skipped: schema is 1"):
@@ -80,7 +86,7 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
     for ask in (lambda: files.config, files.load_config, files.metrics, files.load_weights):
         with pytest.raises(ValueError, match=r"is not a run directory"):
             ask()
-    made = RunDirectory.make(tiny(tmp_path))
+    made = _make(tiny(tmp_path))
     with pytest.raises(ValueError, match="has no data; expected"):
         made.metrics()
     with pytest.raises(ValueError, match=f"such as {made.path}, or for plots"):
@@ -94,7 +100,7 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
      ("mask", "mask_actions")],
 )  # fmt: skip
 def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str) -> None:
-    files = RunDirectory.make(tiny(tmp_path))
+    files = _make(tiny(tmp_path))
     files.write_card({"own": {argument: "mine:make"}})
     with pytest.raises(ValueError, match=rf"with {argument}=mine:make; .* {what}\. .*{argument}=…"):
         files.load_config(**{argument: None})
@@ -102,7 +108,7 @@ def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: 
 
 
 def test_an_entry_of_the_card_that_has_another_type_is_named(tmp_path: Path) -> None:
-    files = RunDirectory.make(tiny(tmp_path))
+    files = _make(tiny(tmp_path))
     for name in ("own", "spaces", "resumed", "run", "env_steps", "command", "machine", "versions"):
         files.write_card({name: 0.5})
         with pytest.raises(ValueError, match=rf"card\.json is damaged: {name} is 0.5"):
@@ -122,7 +128,7 @@ def test_a_row_without_its_place_or_with_other_than_numbers_is_damaged(tmp_path:
 
 
 def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> None:
-    files = RunDirectory.make(tiny(tmp_path))
+    files = _make(tiny(tmp_path))
     path = files.path / "config.json"
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | {"sed": 1}))

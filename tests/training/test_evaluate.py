@@ -245,15 +245,12 @@ def lamp(size: int, actions: gym.Space[Any]) -> Callable[[], Spaces]:
     return partial(Spaces, gym.spaces.Dict(eye=gym.spaces.Box(0, 1, (size,), np.float32)), actions)
 
 
-@pytest.mark.parametrize(
-    ("size", "actions", "named"),
-    [
-        (5, gym.spaces.Box(-1, 1, (1,)), r"observation_space/eye Box\(2,\).* Box\(5,\)"),
-        (2, gym.spaces.Box(-1, 1, (3,)), r"action_space Box\(1,\).* Box\(3,\)"),
-        (2, gym.spaces.Discrete(4), r"action_space Box\(1,\).* Discrete\(4\)"),
-        (2, gym.spaces.Box(-10, 1, (1,)), "action_space .* from -1.0 to 1.0.* from -10.0 to 1.0"),
-    ],
-)
+@pytest.mark.parametrize(("size", "actions", "named"), [
+    (5, gym.spaces.Box(-1, 1, (1,)), r"observation_space/eye Box\(2,\).* Box\(5,\)"),
+    (2, gym.spaces.Box(-1, 1, (3,)), r"action_space Box\(1,\).* Box\(3,\)"),
+    (2, gym.spaces.Discrete(4), r"action_space Box\(1,\).* Discrete\(4\)"),
+    (2, gym.spaces.Box(-10, 1, (1,)), "action_space .* from -1.0 to 1.0.* from -10.0 to 1.0"),
+])  # fmt: skip
 def test_spaces_other_than_those_of_the_training_are_named(
     size: int, actions: gym.Space[Any], named: str, tmp_path: Path
 ) -> None:

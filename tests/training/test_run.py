@@ -460,16 +460,13 @@ class Unloadable(Corridor):
         raise OSError("no map")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message", "make_env"),
-    [
-        ({"compute.device": "cuda:7"}, "compute.device is 'cuda:7'", Corridor),
-        ({"compute.device": "toaster"}, "compute.device is 'toaster'", Corridor),
-        ({"model.encoder": "impala"}, "model.encoder is impala, and observation_space", Corridor),
-        ({"output_dir": "/proc/none"}, "can be made", Corridor),
-        ({}, "no map", Unloadable),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message", "make_env"), [
+    ({"compute.device": "cuda:7"}, "compute.device is 'cuda:7'", Corridor),
+    ({"compute.device": "toaster"}, "compute.device is 'toaster'", Corridor),
+    ({"model.encoder": "impala"}, "model.encoder is impala, and observation_space", Corridor),
+    ({"output_dir": "/proc/none"}, "can be made", Corridor),
+    ({}, "no map", Unloadable),
+])  # fmt: skip
 def test_what_cannot_work_here_is_refused_before_a_directory_is_made(
     tmp_path: Path, changes: dict[str, Any], message: str, make_env: type[Corridor]
 ) -> None:
@@ -600,14 +597,11 @@ def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory
         assert torch.equal(rollout.next_value[:, :-1][goes_on], rollout.value[:, 1:][goes_on])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({}, marks=pytest.mark.long),
-        {"value_norm.statistics": "ema", "ppo.value_clip": 0.2, "model.value_path": "shared"},
-        pytest.param({"ppo.recompute_advantages": True, "aux": tiny_aux()}, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    pytest.param({}, marks=pytest.mark.long),
+    {"value_norm.statistics": "ema", "ppo.value_clip": 0.2, "model.value_path": "shared"},
+    pytest.param({"ppo.recompute_advantages": True, "aux": tiny_aux()}, marks=pytest.mark.long),
+])  # fmt: skip
 def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

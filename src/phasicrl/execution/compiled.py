@@ -6,16 +6,22 @@ import importlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import stateless
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 """Function that returns tensors."""
+replace_params = partial(stateless._reparametrize_module, tie_weights=True)
+"""Context in which a module has other parameters and buffers, by name.
+
+`torch.func.functional_call` has one, too, and calls the module's `forward` only.
+"""
 INDUCTOR_OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
 """Inductor's options: calls without Python, and the random numbers of eager code."""
 
@@ -59,26 +65,6 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return call_in_new_graph_step
 
 
-class _CallWithModule(nn.Module):
-    """Module whose forward calls a function that uses another module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, function: Callable[[], Any]) -> Any:
-        """Call a function that uses `self.module`."""
-        return function()
-
-
-def call_with_params(
-    module: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Any]
-) -> Any:
-    """Call a function with the module's parameters and buffers replaced by tensors, by name."""
-    named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-    return functional_call(_CallWithModule(module), named, (function,))
-
-
 def compile_inference(
     function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
 ) -> TensorFunction:
@@ -88,12 +74,14 @@ def compile_inference(
         Exception: the function cannot be compiled, see `compile_for_shapes`.
     """
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
-    weights = [tensor.detach() for tensor in tensors.values()]
+    weights = [*tensors.values()]  # themselves, because their memory may be replaced
 
     def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(tensors, inputs, strict=False))
-        return call_with_params(module, replaced, lambda: function(*inputs[len(weights) :]))
+        with replace_params(module, replaced):
+            return function(*inputs[len(weights) :])
 
     with torch.inference_mode(False):
-        compiled = compile_for_shapes(call_with_weights, [*weights, *(x.clone() for x in inputs)])
+        examples = [*(x.detach() for x in weights), *(x.clone() for x in inputs)]
+        compiled = compile_for_shapes(call_with_weights, examples)
     return lambda *inputs: compiled(*weights, *inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_
 
 from phasicrl.config import Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
@@ -219,9 +219,10 @@ class CompiledGradientStep(EagerGradientStep):
             size = (len(minibatch.index), minibatch.as_steps, len(source))
             settings = self.settings
             key = (self.loss, id(settings.optimizer), settings.max_grad_norm, *size, layout)
-            if key not in updates:
-                updates[key] = self._compile_and_compare(minibatch, coefficients)
-            self._last_source_and_update = source, updates[key]
+            update = updates.get(key)
+            if key not in updates or (update is not None and not update.bind()):
+                update = updates[key] = self._compile_and_compare(minibatch, coefficients)
+            self._last_source_and_update = source, update
         if (update := self._last_source_and_update[1]) is None:
             return super().__call__(minibatch, *coefficients)
         with self.executor.take_cpu_turn():
@@ -240,16 +241,15 @@ class CompiledGradientStep(EagerGradientStep):
         if executor.world.all_reduce_any(update is None) or update is None:
             executor.log(f"{steps} run eagerly: they cannot be compiled ({reason})")
             return None
-        state = update.state
-        before = _copy_state(state)
+        state, before = update.state, tree_map(torch.clone, update.state)
         expected = super().__call__(minibatch, *coefficients)[1]
-        eager = _copy_state(state)
-        _restore_(state, before)
+        eager = tree_map(torch.clone, state)
+        tree_map_(Tensor.copy_, state, before)
         actual = update(minibatch, coefficients)
         # Difference of parameters, first and second moments, as a share of the eager step.
         difference = max(_euclidean_distance(x, y) / max(_euclidean_distance(x, z), 1e-12)
                          for x, y, z in zip(eager[:3], state, before, strict=False))  # fmt: skip
-        _restore_(state, before)
+        tree_map_(Tensor.copy_, state, before)
         is_close = torch.allclose(actual, expected, rtol=1e-2, atol=1e-4) and difference < 0.05
         if executor.world.all_reduce_any(not is_close):
             executor.log(f"{steps} run eagerly: compiled ones differ by {difference:.1%} of a step")
@@ -258,20 +258,9 @@ class CompiledGradientStep(EagerGradientStep):
         return update
 
 
-def _copy_state(state: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    return [[tensor.detach().clone() for tensor in tensors] for tensors in state]
-
-
-@torch.no_grad()
-def _restore_(state: Sequence[Sequence[Tensor]], saved: Sequence[Sequence[Tensor]]) -> None:
-    for tensors, values in zip(state, saved, strict=True):
-        torch._foreach_copy_(list(tensors), list(values))
-
-
-@torch.no_grad()
 def _euclidean_distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the Euclidean distance of two lists of tensors."""
-    return math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(left, right, strict=True)))
+    """Return the Euclidean distance of two lists of vectors."""
+    return float((torch.cat([*left]) - torch.cat([*right])).norm())
 
 
 def _first_line(error: Exception) -> str:

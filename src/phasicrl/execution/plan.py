@@ -76,14 +76,10 @@ def make_plan(
         compiled = False  # CUDA graphs need fixed shapes, which packed sequences do not have
     precisions: dict[Phase, Precision] = dict.fromkeys(PHASES, compute.policy_precision)
     precisions["aux"] = compute.aux_precision
-
-    def choose_micro_batch(phase: Phase) -> int | None:
-        if not has_images:
-            return None
-        if compute.micro_batch != "auto":
-            return compute.micro_batch
-        return None if compiled or on_gpu else CPU_MICRO_BATCH_BY_PRECISION[precisions[phase]]
-
+    fixed = None if compute.micro_batch == "auto" or not has_images else compute.micro_batch
+    micro_batch: dict[Phase, int | None] = dict.fromkeys(PHASES, fixed)
+    if compute.micro_batch == "auto" and has_images and not (compiled or on_gpu):
+        micro_batch = {x: CPU_MICRO_BATCH_BY_PRECISION[precisions[x]] for x in PHASES}
     usual_threads = num_cores if has_large_minibatches(config, has_images) else 1
     num_threads = compute.num_threads or usual_threads
     # Two runs that each use half of the cores can compute at the same time.
@@ -93,7 +89,7 @@ def make_plan(
         num_threads=num_threads,
         take_turns=compute.take_turns and fills_cores and not on_gpu,
         precision=precisions,
-        micro_batch={phase: choose_micro_batch(phase) for phase in PHASES},
+        micro_batch=micro_batch,
         compiled=compiled,
         inference_batch_size=2048 if has_images else 65_536,
         deterministic=compute.deterministic,

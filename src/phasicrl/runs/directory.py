@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import re
-import shutil
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -93,7 +92,7 @@ class RunDirectory:
 
     @classmethod
     def make(cls, config: Config) -> RunDirectory:
-        """Make a new directory in `output_dir`, and write the configuration into it.
+        """Make a new directory in `output_dir`.
 
         Raises:
             ValueError: the directory cannot be made.
@@ -112,13 +111,7 @@ class RunDirectory:
                     f"made ({error.strerror}). Choose another"
                 ) from None
             break
-        directory = cls(path)
-        try:
-            directory.write_config(config)
-        except BaseException:
-            shutil.rmtree(path)
-            raise
-        return directory
+        return cls(path)
 
     @staticmethod
     def format_folder_prefix(config: Config, separator: str = "_") -> str:

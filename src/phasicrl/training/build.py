@@ -107,9 +107,10 @@ def start_run(
             path = ""
             with world.sync_errors("making the run directory"):
                 if world.is_first:
-                    path = str(RunDirectory.make(config).path)
-                    undo.callback(shutil.rmtree, path)
-                    resources.enter_context(closing(RunLock(Path(path))))
+                    files = RunDirectory.make(config)
+                    undo.callback(shutil.rmtree, path := str(files.path))
+                    files.write_config(config)
+                    resources.enter_context(closing(RunLock(files.path)))
             return RunDirectory(Path(world.broadcast_object(path)))
 
         run, _ = _build_run(config, objects, world, signals, resources, make_directory, None)

@@ -266,13 +266,11 @@ def run_agent_episodes(
         on_choice(inputs, distribution, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
-    def call_on_step(step: TimeStep, tracker: EpisodeTracker) -> None:
-        if on_step is not None:
-            on_step(policy, latest_choice[0], latest_choice[1], step, tracker)
-
-    state = agent.initial_state(envs.num_envs)
-    return run_episodes(act, envs, state, episodes=episodes, on_episode_end=on_episode_end,
-                        on_step=call_on_step)  # fmt: skip
+    return run_episodes(
+        act, envs, agent.initial_state(envs.num_envs), episodes=episodes,
+        on_episode_end=on_episode_end,
+        on_step=lambda *step: on_step(policy, *latest_choice, *step) if on_step else None,
+    )  # fmt: skip
 
 
 class PeriodicEvaluation:

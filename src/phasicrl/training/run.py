@@ -307,7 +307,12 @@ class Run(AbstractContextManager["Run"]):
     def back_up_state(self) -> None:
         """Copy the state, so that it can be saved if the next iteration fails."""
         state = tree_map_only(Tensor, torch.clone, self.state_dict())
-        self._backup = state, self._get_chunk_makers()
+        slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
+        # Rollouts whose targets were recomputed have other names.
+        chunks: ChunkMakers = {self._slot_chunk_name(slot): rollout(slot).tensors for slot in slots}
+        if (progress := self.buffer.aux_progress) is not None:
+            chunks[self._old_policy_chunk_name] = lambda: {"dist_params": progress.old_dist_params}
+        self._backup = state, chunks
 
     def finish(self) -> None:
         """Call `on_end`, save the final state and `card.json`, unless already finished."""
@@ -509,17 +514,6 @@ class Run(AbstractContextManager["Run"]):
             hint = f"`{call}` continues from its last checkpoint, {saved[-1].name}"
         text = f"{self.directory} was stopped after {self.env_steps:,} steps"
         self.metrics_log.show_message(f"{text}; {hint}")
-
-    def _get_chunk_makers(self) -> ChunkMakers:
-        """Return the phase's rollouts and, in an auxiliary phase, π_old, as unchanging chunks.
-
-        Rollouts whose targets were recomputed have other names.
-        """
-        slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
-        makers: ChunkMakers = {self._slot_chunk_name(slot): rollout(slot).tensors for slot in slots}
-        if (progress := self.buffer.aux_progress) is not None:
-            makers[self._old_policy_chunk_name] = lambda: {"dist_params": progress.old_dist_params}
-        return makers
 
     @property
     def _old_policy_chunk_name(self) -> str:
