@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
                      Corridor),
     # A stop trains the value function alone, so that numbers of steps differ in one network.
     "early-stop": ({"model.value_path": "detached", "ppo.target_kl": 1e-9, "ppo.policy_epochs": 2,
-                    "ppo.value_epochs": 2}, Corridor),
+                    "ppo.value_epochs": 2, "ppo.adam_eps": 1e-5}, Corridor),
     "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch",
                   "ppo.schedule": "linear"}, Corridor),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),

@@ -89,7 +89,7 @@ def clip_and_step_(settings: AdamSettings) -> Tensor:
 class _FlatParameters:
     """Parameters and their moments of Adam as views of vectors, which need fewer operations.
 
-    Each begins at a multiple of 16 numbers, and is as aligned as a tensor of its own.
+    Each begins at a multiple of 16 numbers, where PyTorch would align it as well.
 
     Args:
         parameters: parameters of one group of the optimizer, after equal numbers of steps.
