@@ -154,14 +154,11 @@ PAIR = gym.spaces.Discrete(2)
 MASK_ONLY = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2)})
 
 
-@pytest.mark.parametrize(
-    ("observation_space", "action_space", "message"),
-    [
-        (MASK_ONLY, PAIR, "observation_space is .*; expected at least one number"),
-        (None, PAIR, "observation_space is None; expected Box"),
-        (BOX, None, "action_space is None; expected Discrete"),
-    ],
-)
+@pytest.mark.parametrize(("observation_space", "action_space", "message"), [
+    (MASK_ONLY, PAIR, "observation_space is .*; expected at least one number"),
+    (None, PAIR, "observation_space is None; expected Box"),
+    (BOX, None, "action_space is None; expected Discrete"),
+])  # fmt: skip
 def test_spaces_that_are_not_supported_are_refused(
     observation_space: Any, action_space: Any, message: str
 ) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def test_every_kind_is_compiled_once_and_restored(env_id: str) -> None:
     envs, twin, rng = make(env_id), make(env_id), np.random.default_rng(3)
     obs, layout = envs.reset(), ObservationLayout(envs.observation_space)
     assert obs.dtype == getattr(torch, layout.dtype.name) and obs.shape == (4, *layout.shape)
+    assert envs.action_mask is None or (env_id.startswith("pgx:") and envs.action_mask.all())
     for _ in range(20):
         envs.step(draw_action(envs, rng))
     twin.load_state_dict(envs.state_dict() or {})
@@ -137,6 +139,16 @@ def test_sticky_actions_can_be_turned_off() -> None:
         return torch.stack([envs.step(draw_action(envs, rng)).obs for _ in range(20)])
 
     assert not torch.equal(play("0.9"), play("0"))
+
+
+def test_jax_starts_without_reserving_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = importlib.import_module("phasicrl.envs.jax"), "XLA_PYTHON_CLIENT_PREALLOCATE"
+    starts = list[str | None]()
+    monkeypatch.setattr(module.jax, "devices", lambda: starts.append(os.environ.get(name)))
+    assert module.import_without_jax_preallocation("json") and name not in os.environ
+    monkeypatch.setenv(name, "true")
+    module.import_without_jax_preallocation("json")
+    assert starts == ["false"] and os.environ[name] == "true", "the user's choice stays"
 
 
 CARTPOLE = "gymnax:CartPole-v1"

@@ -53,21 +53,18 @@ def test_values_are_read_as_the_type_of_the_default(
     assert_same(dict(convert_options("x", given, TAKES)), read)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"flagg": "true"}, r"has flagg, .* \(did you mean 'flag'\?\).*any=None, count"),
-        ({"flag": "2"}, "x: env.options has flag = '2'; expected .* bool, such as True"),
-        ({"flag": 1}, "flag = 1; expected .* bool"),
-        ({"count": "2.5"}, "count = '2.5'; expected .* int"),
-        ({"count": "inf"}, "count = 'inf'; expected .* int"),
-        ({"count": True}, "count = True; expected .* int"),
-        ({"share": "much"}, "share = 'much'; expected .* float"),
-        ({"share": True}, "share = True; expected .* float"),
-        ({"word": 3}, "word = 3; expected .* str"),
-        ({"range": "1,2"}, "range = '1,2'; expected .* tuple"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"flagg": "true"}, r"has flagg, .* \(did you mean 'flag'\?\).*any=None, count"),
+    ({"flag": "2"}, "x: env.options has flag = '2'; expected .* bool, such as True"),
+    ({"flag": 1}, "flag = 1; expected .* bool"),
+    ({"count": "2.5"}, "count = '2.5'; expected .* int"),
+    ({"count": "inf"}, "count = 'inf'; expected .* int"),
+    ({"count": True}, "count = True; expected .* int"),
+    ({"share": "much"}, "share = 'much'; expected .* float"),
+    ({"share": True}, "share = True; expected .* float"),
+    ({"word": 3}, "word = 3; expected .* str"),
+    ({"range": "1,2"}, "range = '1,2'; expected .* tuple"),
+])  # fmt: skip
 def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convert_options("x", given, TAKES)

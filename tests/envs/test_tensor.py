@@ -7,6 +7,7 @@ import re
 import runpy
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,6 +217,16 @@ def test_a_run_is_resumed_to_the_same_bits(
     whole = phasicrl.train(config, make_vector_env=make_vector_env)
     part = phasicrl.train(config, make_vector_env=make_vector_env, callbacks=stop_at(iteration))
     assert_same_run(whole, phasicrl.resume(part.directory, make_vector_env=make_vector_env))
+
+
+def test_simulators_without_a_state_start_new_episodes_and_resume_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(tmp_path).with_updates({"log.console": "plain"})
+    make_vector = partial(TensorEnvs, counting.PlainCounting, end="raw")
+    run = phasicrl.train(config, make_vector_env=make_vector, callbacks=stop_at(1))
+    phasicrl.resume(run.directory, make_vector_env=make_vector)
+    assert "environments start new episodes: they cannot be" in capsys.readouterr().out
 
 
 class VecEnv:

@@ -127,14 +127,11 @@ def test_something_must_be_left() -> None:
     envs.close()
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (np.ones(4, bool), r"bool of shape \(4,\); expected a NumPy array .* of shape \(3, 4\)"),
-        (np.ones((B, 4)), r"float64 of shape \(3, 4\)"),
-        ([[True] * 4] * B, "list of shape"),
-    ],
-)
+@pytest.mark.parametrize(("mask", "message"), [
+    (np.ones(4, bool), r"bool of shape \(4,\); expected a NumPy array .* of shape \(3, 4\)"),
+    (np.ones((B, 4)), r"float64 of shape \(3, 4\)"),
+    ([[True] * 4] * B, "list of shape"),
+])  # fmt: skip
 def test_what_the_function_must_return(mask: Any, message: str) -> None:
     envs = HeuristicMask(make(Counting), lambda *_: mask, mask_steps=100)
     with pytest.raises(ValueError, match=f"mine: mask_actions returned {message}"):

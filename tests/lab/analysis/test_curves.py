@@ -19,14 +19,11 @@ from phasicrl.lab.analysis.report import write_report
 from tests.lab.analysis.runs import RETURN, make_run, make_runs, read_csv
 
 
-@pytest.mark.parametrize(
-    ("values", "published", "band", "name"),
-    [
-        ([[1.0, 4.0]], False, ([1, 4], [1, 4]), ""),
-        ([[1.0, 4.0], [3.0, 2.0]], False, ([1, 2], [3, 4]), "minimum to maximum"),
-        ([[1.0], [2.0], [6.0]], True, ([1], [6]), "minimum to maximum"),
-    ],
-)
+@pytest.mark.parametrize(("values", "published", "band", "name"), [
+    ([[1.0, 4.0]], False, ([1, 4], [1, 4]), ""),
+    ([[1.0, 4.0], [3.0, 2.0]], False, ([1, 2], [3, 4]), "minimum to maximum"),
+    ([[1.0], [2.0], [6.0]], True, ([1], [6]), "minimum to maximum"),
+])  # fmt: skip
 def test_the_band_depends_on_the_number_of_runs(
     values: list[list[float]], published: bool, band: Any, name: str
 ) -> None:
