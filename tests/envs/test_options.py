@@ -96,19 +96,16 @@ def test_options_reach_envpool() -> None:
 
 
 @needs_envpool
-@pytest.mark.parametrize(
-    ("env_id", "options", "message"),
-    [
-        ("Breakout-v5", {"episodic_live": True}, r"not exist .*did you mean 'episodic_life'\?"),
-        ("Breakout-v5", {"num_envs": 4}, "has num_envs, which does not exist"),
-        ("Breakout-v5", {"seed": 4}, "has seed, which does not exist"),
-        ("Breakout-v5", {"noop_max": 0}, "env.options has noop_max = 0; expected .* above 0"),
-        ("Breakout-v5", {"stack_num": "-1"}, "env.options has stack_num = -1; expected .* above 0"),
-        ("Breakout-v5", {"mode": 99}, "env.options is {'mode': 99}; expected .*Invalid game mode"),
-        ("Breakout-v5", {"stack_num": 10**14}, "expected options that EnvPool accepts"),
-        ("procgen:starpilot", {"num_levels": 3}, "has num_levels, which does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "options", "message"), [
+    ("Breakout-v5", {"episodic_live": True}, r"not exist .*did you mean 'episodic_life'\?"),
+    ("Breakout-v5", {"num_envs": 4}, "has num_envs, which does not exist"),
+    ("Breakout-v5", {"seed": 4}, "has seed, which does not exist"),
+    ("Breakout-v5", {"noop_max": 0}, "env.options has noop_max = 0; expected .* above 0"),
+    ("Breakout-v5", {"stack_num": "-1"}, "env.options has stack_num = -1; expected .* above 0"),
+    ("Breakout-v5", {"mode": 99}, "env.options is {'mode': 99}; expected .*Invalid game mode"),
+    ("Breakout-v5", {"stack_num": 10**14}, "expected options that EnvPool accepts"),
+    ("procgen:starpilot", {"num_levels": 3}, "has num_levels, which does not exist"),
+])  # fmt: skip
 def test_what_envpool_does_not_take_is_refused(
     env_id: str, options: dict[str, Any], message: str
 ) -> None:

@@ -137,6 +137,16 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
     assert None not in run.executor._compiled_steps.values()
 
 
+def test_parameters_of_any_layout_become_views_that_do_not_overlap() -> None:
+    image = torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    values = [torch.arange(40.0).view(4, 10)[:, :2], image, torch.randn(5, 3).t(), torch.ones(1)]
+    parameters = [torch.nn.Parameter(x) for x in values]
+    flat = step_module._FlatParameters(parameters, torch.optim.Adam(parameters))
+    assert flat.bind() and all(map(torch.equal, parameters, values))
+    assert torch.equal(flat.join(values), flat.vectors[0]), "gradients have their places"
+    assert all(x.data_ptr() % 64 == flat.vectors[0].data_ptr() % 64 for x in parameters)
+
+
 WAITS = (
     "item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2",
     "repeat_interleave",
@@ -284,15 +294,12 @@ def test_steps_in_micro_batches_are_not_compiled(
     assert train(config, make_env=Image).executor._compiled_steps
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "remedy", "changes", "make_env"),
-    [
-        ("policy", RuntimeError(CPU_OOM), "ppo.num_minibatches", {}, Corridor),
-        ("aux", torch.OutOfMemoryError("CUDA out of memory"), "aux.num_minibatches", {}, Corridor),
-        ("policy", RuntimeError(CPU_OOM), "compute.micro_batch", PICTURES, Image),
-        ("policy", RuntimeError("something else"), None, {}, Corridor),
-    ],
-)
+@pytest.mark.parametrize(("name", "error", "remedy", "changes", "make_env"), [
+    ("policy", RuntimeError(CPU_OOM), "ppo.num_minibatches", {}, Corridor),
+    ("aux", torch.OutOfMemoryError("CUDA out of memory"), "aux.num_minibatches", {}, Corridor),
+    ("policy", RuntimeError(CPU_OOM), "compute.micro_batch", PICTURES, Image),
+    ("policy", RuntimeError("something else"), None, {}, Corridor),
+])  # fmt: skip
 def test_a_step_that_does_not_fit_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception,
     remedy: str | None, changes: dict[str, Any], make_env: Callable[[], gym.Env[Any, Any]],

@@ -35,13 +35,10 @@ def unbroken(kind: str) -> tuple[tuple[dict[str, Any], Any], float]:
     return result
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind == "ppg" else pytest.param(kind, marks=pytest.mark.long)
-        for kind in harness.KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", [
+    kind if kind == "ppg" else pytest.param(kind, marks=pytest.mark.long)
+    for kind in harness.KINDS
+])  # fmt: skip
 @pytest.mark.fault("F-01", "kill -9 at a random time: the resumed run is the unbroken one", 1, 34)
 def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
     expected, seconds = unbroken(kind)

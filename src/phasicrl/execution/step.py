@@ -101,20 +101,21 @@ class _FlatParameters:
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Adam) -> None:
         self.parameters, self._optimizer = parameters, optimizer
-        sizes = (math.ceil(parameter.numel() / 16) * 16 for parameter in parameters)
-        *self._starts, size = accumulate(sizes, initial=0)
+        # Those of the parameters, but dense.
+        self._strides = [torch.empty_like(x, device="meta").stride() for x in parameters]
+        *self._starts, size = accumulate((-(-x.numel() // 16) * 16 for x in parameters), initial=0)
         zeros = parameters[0].detach().new_zeros
         self.vectors = [*(zeros(size) for _ in range(3)), zeros(len(parameters))]
         self._places = [view.data_ptr() for view in self.split(self.vectors[0])]
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return views of a vector with the shapes and strides of the parameters."""
-        pairs = zip(self.parameters, self._starts, strict=True)
-        return [vector.as_strided(x.shape, x.stride(), start) for x, start in pairs]
+        places = zip(self.parameters, self._strides, self._starts, strict=True)
+        return [vector.as_strided(x.shape, strides, start) for x, strides, start in places]
 
     def join(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the vector of the parameters' gradients, with zeros in between."""
-        axes = (sorted(range(x.ndim), key=x.stride, reverse=True) for x in self.parameters)
+        axes = (sorted(range(len(x)), key=x.__getitem__, reverse=True) for x in self._strides)
         rows = (x.permute(order).flatten() for x, order in zip(gradients, axes, strict=True))
         return torch.cat([functional.pad(row, (0, -len(row) % 16)) for row in rows])
 
