@@ -38,8 +38,8 @@ def clip_gradients(
         gradient_groups: gradients of each network, empty if it is not trained; at least one
             is trained.
         max_norm: maximum norm; None clips nothing.
-        foreach: whether to use kernels for many tensors, or an operation per tensor, which a
-            compiler fuses.
+        foreach: whether to compute the norm by a kernel for many tensors, or by an operation per
+            tensor, which can be compiled.
 
     Returns:
         The gradients of trained networks, and the norm of all of them before clipping, 0-d.
@@ -120,7 +120,7 @@ def adam_(
     Args:
         parameters: parameters to move.
         gradients: gradients of the loss.
-        state: moments and numbers of steps, updated in place.
+        state: moments and step counts, 0-d or a vector of equal ones, updated in place.
         options: `betas`; `eps`, added to the root of the second moment; `eps_hat`, whether `eps` is
             added before the bias of the second moment is corrected (TensorFlow) or after (PyTorch).
         rate: learning rate, 0-d.

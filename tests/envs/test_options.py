@@ -140,14 +140,11 @@ def test_a_constructor_that_takes_anything_is_given_anything(
     refused("level = 'x'; expected .* int", id="gymnasium:Anything-v0", options={"level": "x"})
 
 
-@pytest.mark.parametrize(
-    ("env_id", "option", "message"),
-    [
-        ("FrozenLake-v1", "is_slipery", r"has is_slipery, which .* \(did you mean 'is_slippery'"),
-        ("CartPole-v1", "render_mode", "has render_mode, which does not exist"),
-        ("CartPole-v1", "g", "has g, which does not exist; .*max_episode_steps=500"),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "option", "message"), [
+    ("FrozenLake-v1", "is_slipery", r"has is_slipery, which .* \(did you mean 'is_slippery'"),
+    ("CartPole-v1", "render_mode", "has render_mode, which does not exist"),
+    ("CartPole-v1", "g", "has g, which does not exist; .*max_episode_steps=500"),
+])  # fmt: skip
 def test_what_gymnasium_does_not_take_is_refused(env_id: str, option: str, message: str) -> None:
     env_id = f"gymnasium:{env_id}"
     refused(f"{env_id}: env.options {message}", id=env_id, options={option: 3})

@@ -45,14 +45,14 @@ def as_it_is(function: Callable[..., Any], _: list[Tensor], **options: Any) -> C
 
 
 def both(
-    config: Config, make_env: Callable[[], gym.Env[Any, Any]], *, tolerance: float = 1.0
+    config: Config, make_env: Callable[[], gym.Env[Any, Any]], *, tolerance: float = 1.0, **own: Any
 ) -> None:
     """Train with and without compiled steps and compare weights, moments and metrics."""
 
     def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
         records: list[dict[str, float]] = []
         now = config.with_updates({"compute.compile": choice})
-        run = train(now, make_env=make_env, callbacks=lambda _, row: records.append(row))
+        run = train(now, make_env=make_env, callbacks=lambda _, row: records.append(row), **own)
         return run, records
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
@@ -135,6 +135,27 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
     }  # fmt: skip
     run = train(setting(tmp_path, **changes), make_env=Nothing)
     assert None not in run.executor._compiled_steps.values()
+
+
+class Mixed(torch.nn.Module):
+    """Encoder with a frozen layer, and one in double precision."""
+
+    num_features = 8
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(space.shape[0], 8).requires_grad_(False)
+        self.wide = torch.nn.Linear(8, 8, dtype=torch.float64)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.wide(self.frozen(obs).double()).tanh().float()
+
+
+def test_frozen_parameters_and_several_dtypes_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "compile_for_shapes", as_it_is)
+    both(setting(tmp_path), Corridor, make_encoder=Mixed)
 
 
 def test_parameters_of_any_layout_become_views_that_do_not_overlap() -> None:

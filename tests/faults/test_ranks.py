@@ -390,14 +390,11 @@ def train_with(folder: Path, words: list[list[str]]) -> None:
     raise SystemExit(main([*common, "--output-dir", str(folder / "runs"), *own]))
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        ([[], ["--ppo.clip", "0.3"]], 6, "differ in configuration: ppo.clip is 0.2 on rank 0"),
-        ([["--env.num-envs", "3"]], 2, "env.num_envs is 3; expected a multiple of the 2"),
-        ([[], ["--output-dir", "elsewhere"]], 6, "differ in configuration: output_dir"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "expected"), [
+    ([[], ["--ppo.clip", "0.3"]], 6, "differ in configuration: ppo.clip is 0.2 on rank 0"),
+    ([["--env.num-envs", "3"]], 2, "env.num_envs is 3; expected a multiple of the 2"),
+    ([[], ["--output-dir", "elsewhere"]], 6, "differ in configuration: output_dir"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_starts(
     tmp_path: Path, words: list[list[str]], code: int, expected: str
 ) -> None:

@@ -20,7 +20,7 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 replace_params = partial(stateless._reparametrize_module, tie_weights=True)
 """Context in which a module has other parameters and buffers, by name.
 
-`torch.func.functional_call` has one, too, and calls the module's `forward` only.
+`torch.func.functional_call` does the same, but calls only `forward`.
 """
 INDUCTOR_OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
 """Inductor's options: calls without Python, and the random numbers of eager code."""

@@ -51,7 +51,7 @@ class AdamSettings:
 
     Attributes:
         phase: phase of the step, and of its gradient norm in the metrics.
-        clip_groups: groups of parameters, which are clipped separately.
+        clip_groups: parameters that are clipped separately: those of each optimizer group, or all.
         optimizer: optimizer of the parameters.
         max_grad_norm: maximum gradient norm; None clips nothing.
         average_gradients: function that replaces gradients by their means over all processes, in
@@ -89,14 +89,14 @@ def clip_and_step_(settings: AdamSettings) -> Tensor:
 class _FlatParameters:
     """Parameters and their moments of Adam as views of vectors, which need fewer operations.
 
-    Each begins at a multiple of 16 numbers, where PyTorch would align it as well.
+    Each starts at a multiple of 16 elements, aligned as PyTorch aligns tensors.
 
     Args:
-        parameters: parameters of one group of the optimizer, after equal numbers of steps.
-        optimizer: optimizer with their moments and numbers of steps.
+        parameters: parameters of one optimizer group and dtype, with equal step counts.
+        optimizer: optimizer that has their moments and step counts.
 
     Attributes:
-        vectors: parameters, first and second moments, and numbers of steps.
+        vectors: parameters, first and second moments, and step counts.
     """
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Adam) -> None:
@@ -105,8 +105,8 @@ class _FlatParameters:
         self._strides = [torch.empty_like(x, device="meta").stride() for x in parameters]
         *self._starts, size = accumulate((-(-x.numel() // 16) * 16 for x in parameters), initial=0)
         zeros = parameters[0].detach().new_zeros
-        self.vectors = [*(zeros(size) for _ in range(3)), zeros(len(parameters))]
-        self._places = [view.data_ptr() for view in self.split(self.vectors[0])]
+        self.vectors = [*(zeros(size) for _ in range(3)), torch.zeros(len(parameters))]
+        self._addresses = [x.data_ptr() for vector in self.vectors[:2] for x in self.split(vector)]
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return views of a vector with the shapes and strides of the parameters."""
@@ -121,15 +121,14 @@ class _FlatParameters:
 
     @torch.no_grad()
     def bind(self) -> bool:
-        """Make the tensors views of the vectors; return whether their numbers of steps are equal.
+        """Move parameters and moments into the vectors; return whether the step counts are equal.
 
         They are not after another update has trained some of the parameters.
         """
-        if [parameter.data_ptr() for parameter in self.parameters] != self._places:
-            moments = optimize.get_adam_state(self._optimizer, self.parameters)
-            tensors = zip(self.parameters, *moments, strict=True)
+        moments = optimize.get_adam_state(self._optimizer, self.parameters)
+        if [x.data_ptr() for x in (*self.parameters, *moments.first)] != self._addresses:
             views = zip(*map(self.split, self.vectors[:3]), self.vectors[3], strict=True)
-            for old, new in zip(tensors, views, strict=True):
+            for old, new in zip(zip(self.parameters, *moments, strict=True), views, strict=True):
                 torch._foreach_copy_(list(new), list(old))
                 old[0].data = new[0]
                 self._optimizer.state[old[0]] = dict(zip(optimize.ADAM_STATE, new[1:], strict=True))
@@ -160,7 +159,7 @@ class CompiledUpdate:
         settings: optimizer and clipping.
 
     Attributes:
-        state: trained parameters, their first and second moments and step counts.
+        state: vectors of parameters, of first and of second moments, and of step counts.
         names: names of the values that a step returns.
 
     Raises:
@@ -172,24 +171,24 @@ class CompiledUpdate:
         settings: AdamSettings,
     ) -> None:  # fmt: skip
         self._loss, self._settings, self._example = loss, settings, minibatch
-        named = dict(loss.agent.named_parameters())
+        named = {name: x for name, x in loss.agent.named_parameters() if x.requires_grad}
         value, _ = loss(minibatch.gather(), *coefficients)
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), gradients, strict=True)
         trained = {x: name for (name, x), gradient in pairs if gradient is not None}
         optimize.get_adam_state(optimizer := settings.optimizer, [*trained])
         self._groups = optimizer.param_groups
-        # Those that were trained later than others have another number of steps.
-        members = defaultdict[tuple[int, float], list[nn.Parameter]](list)
+        # A vector has one step count and dtype.
+        members = defaultdict[tuple[int, float, torch.dtype], list[nn.Parameter]](list)
         for number, group in enumerate(self._groups):
             for parameter in (x for x in group["params"] if x in trained):
                 step = float(optimizer.state[parameter]["step"])
-                members[number, step].append(parameter)
-        self._group_numbers = [number for number, _ in members]
-        self._segments = [_FlatParameters(each, optimizer) for each in members.values()]
+                members[number, step, parameter.dtype].append(parameter)
+        self._group_numbers = [number for number, *_ in members]
+        self._flat_params = [_FlatParameters(each, optimizer) for each in members.values()]
         self.bind()
-        self.state = [*zip(*(x.vectors for x in self._segments), strict=True)]
-        tensors = chain(named.items(), loss.agent.named_buffers())
+        self.state = [*zip(*(x.vectors for x in self._flat_params), strict=True)]
+        tensors = chain(loss.agent.named_parameters(), loss.agent.named_buffers())
         untrained = {name: tensor for name, tensor in tensors if tensor not in trained}
         self._names = [*(trained[x] for x in chain(*members.values())), *untrained]
         self._rates = torch.zeros(len(self._groups), device=value.device)
@@ -197,20 +196,19 @@ class CompiledUpdate:
         # Copy the minibatch's tensors, because aliases would be traced as one input.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
         example = _StepInputs(
-            [x.vectors for x in self._segments], self._rates, list(untrained.values()),
+            [x.vectors for x in self._flat_params], self._rates, list(untrained.values()),
             list(coefficients), minibatch.index.clone(), source,
         )  # fmt: skip
         self._fixed = pytree.tree_leaves(example[:3])
         self._call = self._compile(example)
 
     def bind(self) -> bool:
-        """Make the agent's parameters those of this update; return whether it can train them."""
-        return all([segment.bind() for segment in self._segments])
+        """Move the parameters into the vectors; return False if step counts need other vectors."""
+        return all([flat.bind() for flat in self._flat_params])
 
     def __call__(self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]) -> Tensor:
         """Make a gradient step on a minibatch, and return the values of `names`, `[n]`."""
-        for number, group in enumerate(self._groups):
-            self._rates[number] = group["lr"]
+        self._rates.copy_(torch.tensor([group["lr"] for group in self._groups]))
         source = minibatch.source.tensors().values()
         with torch.no_grad():
             return self._call([*self._fixed, *coefficients, minibatch.index, *source])
@@ -265,27 +263,27 @@ class CompiledUpdate:
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
         batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.as_steps)
         with torch.enable_grad():
-            pairs = zip(self._segments, inputs.vectors, strict=True)
-            views = chain(*(segment.split(vectors[0]) for segment, vectors in pairs))
+            pairs = zip(self._flat_params, inputs.vectors, strict=True)
+            views = chain(*(flat.split(vectors[0]) for flat, vectors in pairs))
             leaves = [view.detach().requires_grad_() for view in views]
             tensors = dict(zip(self._names, [*leaves, *inputs.untrained], strict=True))
             with compiled.replace_params(self._loss.agent, tensors):
                 value, terms = self._loss(batch.gather(), *inputs.coefficients)
             gradients = iter(torch.autograd.grad(value, leaves))
-        joined = [x.join([*islice(gradients, len(x.parameters))]) for x in self._segments]
+        joined = [x.join([*islice(gradients, len(x.parameters))]) for x in self._flat_params]
         self.names = (*terms, self._settings.grad_norm_name)
         return (*joined, torch.stack([term.detach() for term in terms.values()]))
 
     def _clip_and_step(self, inputs: _StepInputs, gradients: list[Tensor]) -> Tensor:
         """Clip the gradients, step, and return the norm before clipping, 0-d."""
-        # Clip groups are those of the optimizer, or one of all.
+        # One clip group per optimizer group, or one for all.
         groups = defaultdict[int, list[Tensor]](list)
         for number, gradient in zip(self._group_numbers, gradients, strict=True):
             groups[min(number, len(self._settings.clip_groups) - 1)].append(gradient)
         max_norm = self._settings.max_grad_norm
         scaled, norm = optimize.clip_gradients([*groups.values()], max_norm, foreach=False)
-        segments = zip(self._group_numbers, inputs.vectors, chain(*scaled), strict=True)
-        for number, (vector, *moments), gradient in segments:
+        updates = zip(self._group_numbers, inputs.vectors, chain(*scaled), strict=True)
+        for number, (vector, *moments), gradient in updates:
             optimize.adam_([vector], [gradient], optimize.AdamState(*([x] for x in moments)),
                            self._groups[number], rate=inputs.rates[number],
                            apply_if=norm.isfinite(), fused=False)  # fmt: skip

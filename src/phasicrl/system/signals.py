@@ -23,7 +23,12 @@ def call_on_parent_exit(on_parent_exit: Callable[[], object]) -> None:
     """Start a thread that calls `on_parent_exit` when the `multiprocessing` parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process has no parent"
-    threading.Thread(target=lambda: (parent.join(), on_parent_exit()), daemon=True).start()
+
+    def wait_for_parent() -> None:
+        parent.join()
+        on_parent_exit()
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 class TerminationRequested(BaseException):

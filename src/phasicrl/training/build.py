@@ -104,14 +104,14 @@ def start_run(
         signals = resources.enter_context(SignalHandler(world.request_end))
 
         def make_directory() -> RunDirectory:
-            path = ""
+            path = Path()
             with world.sync_errors("making the run directory"):
                 if world.is_first:
-                    files = RunDirectory.make(config)
-                    undo.callback(shutil.rmtree, path := str(files.path))
-                    files.write_config(config)
-                    resources.enter_context(closing(RunLock(files.path)))
-            return RunDirectory(Path(world.broadcast_object(path)))
+                    path = RunDirectory.make(config).path
+                    undo.callback(shutil.rmtree, path)
+                    RunDirectory(path).write_config(config)
+                    resources.enter_context(closing(RunLock(path)))
+            return RunDirectory(world.broadcast_object(path))
 
         run, _ = _build_run(config, objects, world, signals, resources, make_directory, None)
         run.write_card()

@@ -278,16 +278,13 @@ def test_tables_fit_into_eighty_columns_and_have_names_verbatim(
     assert "optimality gap" not in (printed := capsys.readouterr().out) and "IQM" not in printed
 
 
-@pytest.mark.parametrize(
-    ("rows", "at_steps", "score"),
-    [
-        (("2040,7,7,7",), None, 7.0),  # a budget that whole rollouts do not hit exactly
-        (("1000,5,5,5", "2040,7,7,7"), None, 7.0),
-        (("1000,5,5,5", "2040,7,7,7"), 1520, 6.0),  # between budgets: interpolated
-        (("2040,7,7,7", "4000,9,9,9"), None, 7.0),
-        (("2041,7,7,7",), None, None),
-    ],
-)
+@pytest.mark.parametrize(("rows", "at_steps", "score"), [
+    (("2040,7,7,7",), None, 7.0),  # a budget that whole rollouts do not hit exactly
+    (("1000,5,5,5", "2040,7,7,7"), None, 7.0),
+    (("1000,5,5,5", "2040,7,7,7"), 1520, 6.0),  # between budgets: interpolated
+    (("2040,7,7,7", "4000,9,9,9"), None, 7.0),
+    (("2041,7,7,7",), None, None),
+])  # fmt: skip
 def test_few_published_numbers_count_for_their_budgets(
     tmp_path: Path, rows: tuple[str, ...], at_steps: int | None, score: float | None
 ) -> None:

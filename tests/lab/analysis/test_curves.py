@@ -77,21 +77,18 @@ RATES = [{"ppo": PPOConfig(learning_rate=rate)} for rate in (1e-3, 1e-4)]
 PHASES = [{"aux": AuxConfig(epochs=epochs)} for epochs in (0, 6)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "labels"),
-    [
-        ([{"name": "a"}, {"name": "b"}], ["a", "b"]),
-        ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-4", "demo, lr 1e-3"]),
-        ([{"name": "a-1718000000"}, {"name": "a-01234abcde"}], ["a-1718000000", "a-01234abcde"]),
-        (RATES, ["lr 1e-4", "lr 1e-3"]),
-        ([{"ppo": PPOConfig(learning_rate=1e-3 + 1e-11)}, RATES[1]], ["lr 1e-4", "lr 1e-3"]),
-        ([{"ppo": PPOConfig(clip=1 / 3)}, {}], ["clip 0.2", "clip 0.3333333"]),
-        ([{"ppo": PPOConfig(gamma=g)} for g in (1.0, 0.9999999)], ["gamma 0.9999999", "gamma 1.0"]),
-        (PHASES, ["aux.epochs 0", "aux.epochs 6"]),
-        ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
-        ([{}, {"total_env_steps": 1000}], ["demo"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "labels"), [
+    ([{"name": "a"}, {"name": "b"}], ["a", "b"]),
+    ([{"name": "a"}, {"name": "b"}, *RATES], ["a", "b", "demo, lr 1e-4", "demo, lr 1e-3"]),
+    ([{"name": "a-1718000000"}, {"name": "a-01234abcde"}], ["a-1718000000", "a-01234abcde"]),
+    (RATES, ["lr 1e-4", "lr 1e-3"]),
+    ([{"ppo": PPOConfig(learning_rate=1e-3 + 1e-11)}, RATES[1]], ["lr 1e-4", "lr 1e-3"]),
+    ([{"ppo": PPOConfig(clip=1 / 3)}, {}], ["clip 0.2", "clip 0.3333333"]),
+    ([{"ppo": PPOConfig(gamma=g)} for g in (1.0, 0.9999999)], ["gamma 0.9999999", "gamma 1.0"]),
+    (PHASES, ["aux.epochs 0", "aux.epochs 6"]),
+    ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
+    ([{}, {"total_env_steps": 1000}], ["demo"]),
+])  # fmt: skip
 def test_experiments_are_named_by_what_differs_and_are_not_averaged(
     tmp_path: Path, settings: list[dict[str, Any]], labels: list[str]
 ) -> None:

@@ -50,20 +50,17 @@ MANY = "95 % bootstrap interval of the mean"
 THIN = "thin: single runs; band: "
 
 
-@pytest.mark.parametrize(
-    ("curves", "lines", "title"),
-    [
-        ([curve("ppg")], ["ppg (one run)"], ""),
-        ([curve("ppg", 2)], ["ppg (2 runs)"], f"{THIN}minimum to maximum"),
-        ([curve("a", 3), curve("b", 5)], ["a (3 runs)", "b (5 runs)"], THIN + MANY),
-        ([curve(x, 3) for x in "abc"], [f"{x} (3 runs)" for x in "abc"], f"band: {MANY}"),
-        (
-            [curve("a", 1, "x"), curve("a", 2, "y"), curve("b", 1, "x", is_published=True)],
-            ["a (one run or 2 runs)", "b (published: one run)"],
-            f"{THIN}minimum to maximum",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("curves", "lines", "title"), [
+    ([curve("ppg")], ["ppg (one run)"], ""),
+    ([curve("ppg", 2)], ["ppg (2 runs)"], f"{THIN}minimum to maximum"),
+    ([curve("a", 3), curve("b", 5)], ["a (3 runs)", "b (5 runs)"], THIN + MANY),
+    ([curve(x, 3) for x in "abc"], [f"{x} (3 runs)" for x in "abc"], f"band: {MANY}"),
+    (
+        [curve("a", 1, "x"), curve("a", 2, "y"), curve("b", 1, "x", is_published=True)],
+        ["a (one run or 2 runs)", "b (published: one run)"],
+        f"{THIN}minimum to maximum",
+    ),
+])  # fmt: skip
 def test_the_legend_has_runs_and_bands(curves: list[Curve], lines: list[str], title: str) -> None:
     figure = draw_curves(curves, "return", None)
     (legend,) = figure.legends

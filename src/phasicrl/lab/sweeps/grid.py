@@ -51,7 +51,7 @@ def make_grid_arms(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tu
         config.check_imports()
         other = names.setdefault(f"{config.identity()} {config.total_env_steps}", name)
         if other != name:
-            rule = "an option that changes what is learned. Make a sweep for each"
+            rule = "values that change what is learned. Make a sweep for each"
             raise ValueError(f"{other} and {name} are one experiment; expected {rule}")
     return arms
 
