@@ -117,7 +117,8 @@ phasicrl.envs.protocol: LIMIT_HINT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
-phasicrl.runs.directory: RunDirectory WeightsKind
+phasicrl.runs.checkpoint: hash_file
+phasicrl.runs.directory: METRICS_FILE RunDirectory WeightsKind
 phasicrl.runs.lock: RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores

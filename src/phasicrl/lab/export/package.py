@@ -6,7 +6,6 @@ a list of hashes. Everything that only reads a run directory reads packages, too
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import re
@@ -21,12 +20,13 @@ from phasicrl.config_io import write_json
 from phasicrl.lab.analysis.curves import Task, make_task
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
-from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.runs.checkpoint import hash_file
+from phasicrl.runs.directory import METRICS_FILE, RunDirectory, WeightsKind
 from phasicrl.training.evaluate import Evaluation, SavedAgent
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
 REQUIRED_FILES = ("config.json", "card.json", "agent.safetensors", EVALUATION_FILE, PAGE_FILE)
-METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "training.tfevents"
+EVENTS_FILE = "training.tfevents"
 PACKAGE_FILES = (*REQUIRED_FILES, METRICS_FILE, EVENTS_FILE, "policy.onnx")
 """Possible files of a package, besides the list of their hashes."""
 _CARD_FIELDS = (
@@ -129,7 +129,7 @@ def _write_evaluations_page_and_hashes(folder: Path, evaluations: Sequence[Evalu
     text = format_model_card(run_directory.config, run_directory.card, evaluations)
     (folder / PAGE_FILE).write_text(text, encoding="utf-8")
     names = [name for name in PACKAGE_FILES if (folder / name).is_file()]
-    hashes = "".join(f"{_hash_file(folder / name)}  {name}\n" for name in names)
+    hashes = "".join(f"{hash_file(folder / name)}  {name}\n" for name in names)
     (folder / HASHES_FILE).write_text(hashes)
 
 
@@ -151,13 +151,9 @@ def check_package_hashes(path: Path) -> list[str]:
         raise ValueError(f"{path} has or lacks {names}; expected the files in {HASHES_FILE}")
     for name, digest in listed.items():
         file = path / name
-        if file.is_symlink() or not file.is_file() or _hash_file(file) != digest:
+        if file.is_symlink() or not file.is_file() or hash_file(file) != digest:
             raise ValueError(f"{file} was changed; expected the SHA-256 in {HASHES_FILE}")
     return list(listed)
-
-
-def _hash_file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def format_model_card(
