@@ -92,7 +92,7 @@ class _FlatParameters:
     Each starts at a multiple of 16 elements, aligned as PyTorch aligns tensors.
 
     Args:
-        parameters: parameters of one optimizer group and dtype, with equal step counts.
+        parameters: dense parameters of one optimizer group and dtype, with equal step counts.
         optimizer: optimizer that has their moments and step counts.
 
     Attributes:
@@ -101,8 +101,6 @@ class _FlatParameters:
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Adam) -> None:
         self.parameters, self._optimizer = parameters, optimizer
-        # Those of the parameters, but dense.
-        self._strides = [torch.empty_like(x, device="meta").stride() for x in parameters]
         *self._starts, size = accumulate((-(-x.numel() // 16) * 16 for x in parameters), initial=0)
         zeros = parameters[0].detach().new_zeros
         self.vectors = [*(zeros(size) for _ in range(3)), torch.zeros(len(parameters))]
@@ -110,12 +108,13 @@ class _FlatParameters:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return views of a vector with the shapes and strides of the parameters."""
-        places = zip(self.parameters, self._strides, self._starts, strict=True)
-        return [vector.as_strided(x.shape, strides, start) for x, strides, start in places]
+        places = zip(self.parameters, self._starts, strict=True)
+        return [vector.as_strided(x.shape, x.stride(), start) for x, start in places]
 
     def join(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the vector of the parameters' gradients, with zeros in between."""
-        axes = (sorted(range(len(x)), key=x.__getitem__, reverse=True) for x in self._strides)
+        strides = (x.stride() for x in self.parameters)
+        axes = (sorted(range(len(x)), key=x.__getitem__, reverse=True) for x in strides)
         rows = (x.permute(order).flatten() for x, order in zip(gradients, axes, strict=True))
         return torch.cat([functional.pad(row, (0, -len(row) % 16)) for row in rows])
 

@@ -134,6 +134,8 @@ class Agent(nn.Module):
         self.value_head = new_head("value", self.value_memory or memory)
         self.aux_value_head = new_head("aux_value", memory) if auxiliary else None
         self.value_normalizer = self._make_value_normalizer(value_norm)
+        for parameter in self.parameters():  # dense, since the fused Adam ignores strides
+            parameter.data = parameter.data.clone()
 
     def _make_value_normalizer(self, norm: ValueNormConfig) -> ValueNormalizer | None:
         """Make the normalizer of values, which rescales the value heads; None if it is off.
