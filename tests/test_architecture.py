@@ -112,7 +112,7 @@ phasicrl.algorithm: learn
 phasicrl.config: ActionSelection Levels format_value
 phasicrl.config_io: atomic_write read_instance read_json write_json
 phasicrl.envs.checks: convert_errors
-phasicrl.envs.make: get_gym_maker get_time_limit make_envs
+phasicrl.envs.make: get_gym_maker make_envs
 phasicrl.envs.protocol: LIMIT_HINT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
@@ -124,9 +124,9 @@ phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler call_on_parent_exit
 phasicrl.training.bootstrap: bootstrap_band
-phasicrl.training.build: check_trainable make_agent start_run
+phasicrl.training.build: preview_run start_run
 phasicrl.training.evaluate: Evaluation SavedAgent
-phasicrl.training.evaluation: run_agent_episodes run_episodes
+phasicrl.training.evaluation: run_episodes
 """
 """Modules and names of the core that the lab imports."""
 

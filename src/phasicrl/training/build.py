@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ from phasicrl.collect import Collector
 from phasicrl.config import Config, ScheduleFunction
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 from phasicrl.envs.checks import CLIP_REMEDY, MakeEnv
-from phasicrl.envs.make import make_envs
+from phasicrl.envs.make import get_time_limit, make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -316,8 +316,24 @@ def _build_run(
     return run, remark
 
 
-def check_trainable(config: Config) -> list[str]:
-    """Make an environment and the agent of a configuration, and return a run's first warnings.
+class RunPreview(NamedTuple):
+    """Agent, environment and warnings of a run before it starts.
+
+    Attributes:
+        agent: agent with its initial weights.
+        has_masks: true if the environments give action masks.
+        max_episode_steps: maximum length of an episode; None without one, or if it is unknown.
+        warnings: messages that the run would begin with.
+    """
+
+    agent: Agent
+    has_masks: bool
+    max_episode_steps: int | None
+    warnings: list[str]
+
+
+def preview_run(config: Config) -> RunPreview:
+    """Make an environment and the agent of a configuration, as a run of it would.
 
     Raises:
         ValueError: the configuration cannot be trained.
@@ -325,7 +341,8 @@ def check_trainable(config: Config) -> list[str]:
     with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
         agent = make_agent(config, envs)
         notes = load_matching_weights(agent, config.init_from)[1:] if config.init_from else []
-        return notes + _make_warnings(config, envs, get_user_objects({}))
+        notes += _make_warnings(config, envs, get_user_objects({}))
+        return RunPreview(agent, bool(envs.mask_size), get_time_limit(config.env), notes)
 
 
 def check_divisible_by_ranks(config: Config, world: World) -> None:

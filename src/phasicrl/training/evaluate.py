@@ -147,6 +147,15 @@ class SavedAgent:
             raise ValueError(f"{given}; expected {rule} ({error})") from None
         return agent.eval()
 
+    def run_episodes(
+        self, agent: Agent, envs: VectorEnv, levels: Levels, *, policy: ActionSelection,
+        **options: Any,
+    ) -> Evaluation:  # fmt: skip
+        """Run episodes of the agent with the run's precision, see `run_agent_episodes`."""
+        options["precision"] = self.config.compute.policy_precision
+        played = evaluation.run_agent_episodes(agent, envs, policy=policy, **options)
+        return Evaluation(policy, *played, levels)
+
 
 def evaluate(
     run_dir: Path | str,
@@ -211,12 +220,10 @@ def evaluate(
         for which, policy in product(evaluation.list_level_kinds(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)
-                finished = evaluation.run_agent_episodes(
-                    agent, envs, episodes=episodes, policy=policy, seed=seed,
-                    on_step=None if table is None else partial(table.add, which),
-                    precision=saved.config.compute.policy_precision,
-                )  # fmt: skip
-            results.append(Evaluation(policy, *finished, levels=which))
+                add = None if table is None else partial(table.add, which)
+                results.append(saved.run_episodes(
+                    agent, envs, which, episodes=episodes, policy=policy, seed=seed, on_step=add
+                ))  # fmt: skip
     if json_path:
         rows = [result.to_dict() for result in results]
         gaps = generalization_gaps(results)

@@ -34,7 +34,7 @@ from phasicrl.lab.analysis.curves import extract_points, make_digest
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.system.machine import num_cores
 from phasicrl.system.signals import SignalHandler, call_on_parent_exit
-from phasicrl.training.build import check_trainable
+from phasicrl.training.build import preview_run
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -299,7 +299,7 @@ def check_arms(arms: Iterable[tuple[str, Config]]) -> None:
     first_arms: dict[str, str] = {}
     for arm, config in arms:
         try:
-            for message in check_trainable(config):
+            for message in preview_run(config).warnings:
                 first_arms.setdefault(message.removeprefix("warning: "), arm)
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None

@@ -9,12 +9,10 @@ configuration that differs from the one below in the options named here only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
 from phasicrl import Config
-from phasicrl.envs.make import get_time_limit, make_envs
-from phasicrl.training.build import make_agent
+from phasicrl.training.build import preview_run
 
 Mode = Literal["ladder", "leave-one-out"]
 Arm = tuple[str, Config]
@@ -136,7 +134,7 @@ def make_ppo_detail_arms(
 
     Args:
         base: a configuration of PPO.
-        excluded_prefixes: prefixes of options without effect; tricks with one are left out.
+        excluded_prefixes: prefixes of options without effect; details with one are left out.
         max_episode_steps: maximum steps of an episode; None without one.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"
@@ -191,12 +189,10 @@ def make_arms_for_env(base: Config, make: Callable[..., list[Arm]], **options: A
         make: `make_trick_arms` or `make_ppo_detail_arms`.
         options: further arguments of `make`.
     """
-    with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:
-        agent = make_agent(base, envs)
-        uses = {
-            "env.action_masks": envs.mask_size, "obs_norm.": agent.reader.boxes,
-            "action.": agent.policy_head.num_continuous,
-        }  # fmt: skip
-    excluded_prefixes = tuple(path for path, used in uses.items() if not used)
-    limit = get_time_limit(base.env)
-    return make(base, excluded_prefixes=excluded_prefixes, max_episode_steps=limit, **options)
+    run = preview_run(base)
+    uses = {
+        "env.action_masks": run.has_masks, "obs_norm.": run.agent.reader.boxes,
+        "action.": run.agent.policy_head.num_continuous,
+    }  # fmt: skip
+    unused, limit = tuple(path for path, used in uses.items() if not used), run.max_episode_steps
+    return make(base, excluded_prefixes=unused, max_episode_steps=limit, **options)

@@ -30,7 +30,6 @@ from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import has_channels_first
 from phasicrl.system.machine import import_optional
 from phasicrl.training.evaluate import Evaluation, SavedAgent
-from phasicrl.training.evaluation import run_agent_episodes
 
 MakeEnvs = Callable[[SavedAgent], Any]
 """Function that makes the environments of an agent."""
@@ -64,7 +63,7 @@ def film_episodes(
     """
     envs, get_images, rate = _make_filmed_envs(saved, lambda x: x.make_envs(num_envs, levels, seed))
     with closing(envs), _open_film(output, fps=fps or rate, size=size) as write_to_film:
-        agent, precision = load_agent(envs), saved.config.compute.policy_precision
+        agent = load_agent(envs)
         drawing = Overlay(agent) if overlay else None
         draw_strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
@@ -82,18 +81,17 @@ def film_episodes(
             returns[inputs.first] = 0
             if drawing is not None:
                 steps = (inputs.obs.unsqueeze(1), inputs.first.unsqueeze(1), inputs.state)
-                value = agent.value(*steps, precision=precision)
+                value = agent.value(*steps, precision=saved.config.compute.policy_precision)
                 draw_strip = partial(drawing.draw_strip, distribution, value, actions, returns)
             write_frame(inputs.obs, torch.zeros_like(inputs.first))
 
         def copy_returns(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
-        played = run_agent_episodes(
-            agent, envs, episodes=episodes, policy=policy, seed=seed, precision=precision,
+        return saved.run_episodes(
+            agent, envs, levels, episodes=episodes, policy=policy, seed=seed,
             on_choice=write_step_frame, on_step=copy_returns, on_episode_end=write_frame,
         )  # fmt: skip
-    return Evaluation(policy, *played, levels)
 
 
 def tile(images: np.ndarray) -> np.ndarray:
