@@ -19,7 +19,7 @@ from phasicrl.training.run import Run
 
 
 def learn(run: Run) -> None:
-    """Train a run in place, until its budget of steps is spent or a callback returns "stop"."""
+    """Train a run in place: to its budget, to `stop_at_return`, or until a callback stops it."""
     learner, buffer = run.learner, run.buffer
     run.call_callback("on_start")
     while run.env_steps < run.config.budget:

@@ -173,7 +173,7 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _make_value_parser(type_info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Return the parser of a `none`, integer (1e6), `KEY=VALUE …` or path; else None."""
+    """Return the parser of a `none`, integer (1e6) or `KEY=VALUE …`; else None."""
     if type_info.type is type(None):
         return PrimitiveConstructorSpec(
             nargs=1, metavar="none", choices=("none", "None"),

@@ -123,7 +123,7 @@ class EnvConfig(_Group):
     num_envs: _PositiveInt = 64
     """Number of environments B, over all processes."""
     num_threads: _PositiveInt | None = None
-    """Number of EnvPool's threads; none: one per core, or a single one for classic control."""
+    """Number of EnvPool's threads; none: one per core, or one for classic control and toy text."""
     max_restarts: _NonNegativeInt = 0
     """Maximum number of failures; a failed environment is replaced, its episode truncated."""
     vectorization: Literal["sync", "async"] = "sync"
@@ -541,8 +541,8 @@ class ComputeConfig(_Group):
     take_turns: bool = True
     """Compute in turns with other runs on the same cores, which is faster."""
     micro_batch: _PositiveInt | Literal["auto"] | None = "auto"
-    """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16) or all on a
-    GPU; none: all of a minibatch."""
+    """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16), or all on a
+    GPU and in compiled steps; none: all of a minibatch."""
     policy_precision: Precision = "fp32"
     """Precision of the encoders in rollouts and the policy phase; heads and losses use fp32."""
     aux_precision: Precision = "fp32"

@@ -163,9 +163,9 @@ class Learner:
         reward, normalizer = self._clip_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, rollout.next_value
-        scale = rollout.reward_scale
-        ratio = torch.where(scale > 0, scale / normalizer.scale.float(), 1.0)
-        return normalizer.scale_reward(reward), rollout.next_value * ratio.unsqueeze(1)
+        before, now = rollout.reward_scale, normalizer.scale
+        ratio = torch.where(before > 0, before / now.float(), 1.0)
+        return normalizer.scale_reward(reward, now), rollout.next_value * ratio.unsqueeze(1)
 
     def _clip_reward(self, rollout: Rollout) -> Tensor:
         clip = self.config.ppo.reward_clip

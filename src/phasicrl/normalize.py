@@ -182,9 +182,8 @@ class RewardNormalizer(nn.Module):
             scale = self.scale
         return self.scale_reward(reward, scale)
 
-    def scale_reward(self, reward: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Divide rewards `[…]` by a scale (None: the current one), and clip them."""
-        scale = self.scale if scale is None else scale
+    def scale_reward(self, reward: Tensor, scale: Tensor) -> Tensor:
+        """Divide rewards `[…]` by a scale, and clip them."""
         return (reward / scale.to(reward.dtype)).clamp(-self.clip, self.clip)
 
 

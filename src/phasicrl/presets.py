@@ -40,8 +40,9 @@ class Preset:
 
 # PPG on Procgen with OPPG's settings: no clipping of gradients and values, Adam's ε 1e-8,
 # minibatches of segments. All published Procgen results treat time limits as terminations, so that
-# bootstrap_truncation is off. All but `-ppg-paper` and `-ppo-paper` differ from it: easy levels, 64
-# environments, 25M steps as on CleanRL's page, and rewards normalized with the algorithm's γ.
+# bootstrap_truncation is off. All but those of the paper and of 500 hard levels differ: easy
+# levels, 64 environments, 25M steps as on CleanRL's page, and rewards normalized with the
+# algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
@@ -89,7 +90,7 @@ def _make_generalization_presets(
     ]  # fmt: skip
 
 
-# Ten minutes on two cores: procgen-ppg with shorter phases, so that several fit into the time.
+# Ten minutes on two cores: procgen-ppg-single with shorter phases, so that several fit in.
 _QUICKSTART = _PPG_SINGLE.with_updates({
     "name": "quickstart", "env.num_envs": 32, "ppo.num_steps": 64, "total_env_steps": 220_000,
     "aux": AuxConfig(every=8, epochs=2, iterations_per_epoch=4, num_minibatches=4),

@@ -44,7 +44,7 @@ def get_nvec(space: Space[Any]) -> tuple[int, ...]:
     `Discrete(5)` has (5,), `MultiBinary(2)` has (2, 2), `Box` has (). The sum is the width of an
     action mask.
     """
-    return tuple(int(n) for _, leaf in leaves(space) for n in _get_leaf_nvec(leaf).flat if n)
+    return tuple(int(n) for _, leaf in leaves(space) for n in get_leaf_nvec(leaf).flat if n)
 
 
 def is_image(space: Space[Any]) -> bool:
@@ -203,11 +203,11 @@ class ObservationLayout:
             if leaf.dtype == np.float32:
                 is_valid, what = np.isfinite(values), "is not finite"
             else:
-                is_valid = (values >= 0) & (values < _get_leaf_nvec(leaf.space))
+                is_valid = (values >= 0) & (values < get_leaf_nvec(leaf.space))
                 what = f"is outside of {leaf.space}"
             if not is_valid.all():
                 index = int(np.argwhere(~is_valid)[0, 0])
-                value = values[index] + _start(leaf.space)
+                value = values[index] + get_start(leaf.space)
                 return index, f"an observation that {what}{format_location(leaf.path)}: {value}"
         return None
 
@@ -234,7 +234,7 @@ class ActionLayout:
         for path, leaf in leaves(space):
             size = math.prod(leaf.shape or ())
             self._leaves.append((path, leaf, slice(len(names), len(names) + size)))
-            num_choices.append(_get_leaf_nvec(leaf).reshape(-1))
+            num_choices.append(get_leaf_nvec(leaf).reshape(-1))
             names += [path if size == 1 else (*path, index) for index in range(size)]
         has_box = any(isinstance(leaf, Box) for _, leaf, _ in self._leaves)
         self.shape: tuple[int, ...] = () if isinstance(space, Discrete) else (len(names),)
@@ -242,7 +242,7 @@ class ActionLayout:
         self.num_choices = np.concatenate(num_choices)
         self._discrete = np.flatnonzero(self.num_choices)
         # First numbers of the parts, unless all count from zero; no arrays, for `torch.compile`.
-        starts = {path: _start(leaf).tolist() for path, leaf in leaves(space)}
+        starts = {path: get_start(leaf).tolist() for path, leaf in leaves(space)}
         self._starts = starts if any(np.any(start) for start in starts.values()) else {}
         # [C], first column of each discrete component in a mask
         self._mask_offsets = np.cumsum([0, *get_nvec(space)])[:-1]
@@ -252,13 +252,13 @@ class ActionLayout:
         """Convert flat actions `[B, *shape]` to copies `[B, …]` in the space's structure."""
         num = len(action)
         if not self.shape:  # the most frequent case
-            return (action + _start(self.space)).astype(self.space.dtype)
+            return (action + get_start(self.space)).astype(self.space.dtype)
         rows = action.reshape(num, len(self._paths))
         values: dict[KeyPath, np.ndarray] = {}
         for path, leaf, columns in self._leaves:
             part = rows[:, columns].reshape(num, *(leaf.shape or ()))
             if not isinstance(leaf, Box):
-                part = part.astype(np.int64, copy=False) + _start(leaf)
+                part = part.astype(np.int64, copy=False) + get_start(leaf)
             elif leaf.dtype == np.float64:  # that float32 may lie below the bound
                 part = np.where(part == leaf.low.astype(np.float32), leaf.low, part)
             values[path] = part.astype(leaf.dtype)
@@ -460,7 +460,7 @@ def _convert_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         given = f"an observation of dtype {array.dtype}{location}"
         raise ValueError(f"{given}; expected {dtype}, as in observation_space")
     if leaf.dtype == np.int64:
-        return array.astype(np.int64, copy=False) - _start(leaf.space)
+        return array.astype(np.int64, copy=False) - get_start(leaf.space)
     if array.dtype == leaf.dtype:
         return array
     if leaf.dtype == np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
@@ -476,17 +476,12 @@ def _convert_leaf(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         raise ValueError(f"{given}; expected at most ±{limit:.3g} (float32). Scale it") from None
 
 
-def get_start_and_count(space: Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return `start` of a discrete space, and its components' numbers of choices; else both 0."""
-    return _start(space), _get_leaf_nvec(space)
-
-
-def _start(space: Space[Any]) -> np.ndarray:
+def get_start(space: Space[Any]) -> np.ndarray:
     """Return the number from which a discrete space counts; zero for others."""
     return np.asarray(getattr(space, "start", 0), dtype=np.int64)
 
 
-def _get_leaf_nvec(space: Space[Any]) -> np.ndarray:
+def get_leaf_nvec(space: Space[Any]) -> np.ndarray:
     """Return the number of choices of each component of a part; 0 in a space of other kinds."""
     if isinstance(space, MultiDiscrete):
         return space.nvec.astype(np.int64)

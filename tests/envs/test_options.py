@@ -55,15 +55,15 @@ def test_values_are_read_as_the_type_of_the_default(
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"flagg": "true"}, r"has flagg, .* \(did you mean 'flag'\?\).*any=None, count"),
-    ({"flag": "2"}, "x: env.options has flag = '2'; expected .* bool, such as True"),
-    ({"flag": 1}, "flag = 1; expected .* bool"),
-    ({"count": "2.5"}, "count = '2.5'; expected .* int"),
-    ({"count": "inf"}, "count = 'inf'; expected .* int"),
-    ({"count": True}, "count = True; expected .* int"),
-    ({"share": "much"}, "share = 'much'; expected .* float"),
-    ({"share": True}, "share = True; expected .* float"),
-    ({"word": 3}, "word = 3; expected .* str"),
-    ({"range": "1,2"}, "range = '1,2'; expected .* tuple"),
+    ({"flag": "2"}, "x: env.options.flag is 2; expected bool"),
+    ({"flag": 1}, "flag is 1; expected bool"),
+    ({"count": "2.5"}, "count is 2.5; expected int"),
+    ({"count": "inf"}, "count is inf; expected int"),
+    ({"count": True}, "count is True; expected int"),
+    ({"share": "much"}, "share is 'much'; expected float"),
+    ({"share": True}, "share is True; expected float"),
+    ({"word": 3}, "word is 3; expected str"),
+    ({"range": "1,2"}, "range is '1,2'; expected tuple"),
 ])  # fmt: skip
 def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -137,7 +137,7 @@ def test_a_constructor_that_takes_anything_is_given_anything(
     options = {"size": "4", "level": "2", "new": "0.5"}
     make_envs(EnvConfig(id="gymnasium:Anything-v0", num_envs=1, options=options), seed=1).close()
     assert seen[0] == {"size": 4, "level": 2, "new": 0.5}
-    refused("level = 'x'; expected .* int", id="gymnasium:Anything-v0", options={"level": "x"})
+    refused("level is 'x'; expected int", id="gymnasium:Anything-v0", options={"level": "x"})
 
 
 @pytest.mark.parametrize(("env_id", "option", "message"), [

@@ -26,7 +26,7 @@ from phasicrl.envs.wrappers import PartialObservation
 
 Backend = Literal["procgen", "envpool", "gymnasium", "mjlab", "gymnax", "pgx"]
 SIMULATOR_BACKENDS: tuple[Backend, ...] = ("mjlab", "gymnax", "pgx")
-"""Back ends of tensors: modules of this package, with `list_names` and `make`."""
+"""Back ends of tensors: modules of this package, with `list_names` and `make_simulator`."""
 
 
 def make_envs(

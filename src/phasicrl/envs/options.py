@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasicrl.config import OptionValue
-from phasicrl.config_io import suggest_name
+from phasicrl.config_io import convert, suggest_name
 
 
 def convert_options(
@@ -36,13 +36,7 @@ def _convert_option(env_name: str, key: str, value: OptionValue, default: Any) -
     """Convert the value of an environment's option to the type of its default."""
     kind = type(default)
     read = _parse_scalar(value) if isinstance(value, str) and kind is not str else value
-    is_whole = type(read) is int or (type(read) is float and read.is_integer())
-    if is_whole and kind in (int, float):  # 2 for 2.0, and 1e3 for 1000
-        read = kind(read)
-    if default is not None and type(read) is not kind:
-        text = f"{env_name}: env.options has {key} = {value!r}"
-        raise ValueError(f"{text}; expected a value of type {kind.__name__}, such as {default!r}")
-    return read
+    return read if default is None else convert(kind, read, f"{env_name}: env.options.{key}")
 
 
 def _parse_scalar(text: str) -> OptionValue:

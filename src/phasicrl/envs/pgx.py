@@ -16,7 +16,7 @@ pgx = import_without_jax_preallocation("pgx")
 
 
 def list_names() -> list[str]:
-    """Return the ids of pgx's games; `make` refuses those for several players."""
+    """Return the ids of pgx's games; `make_simulator` refuses those for several players."""
     return list(pgx.available_envs())
 
 

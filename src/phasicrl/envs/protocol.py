@@ -98,7 +98,6 @@ class VectorEnv(Protocol):
 
         None if `restore_method` is `none`, and before the first reset.
         """
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Restore a state in place of the first reset, and return its observations `[B, …]`.
@@ -110,4 +109,3 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Release processes and threads; further calls do nothing."""
-        ...

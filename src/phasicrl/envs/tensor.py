@@ -28,9 +28,10 @@ from phasicrl.spaces import (
     ActionLayout,
     ObservationLayout,
     format_location,
+    get_leaf_nvec,
     get_nvec,
     get_part,
-    get_start_and_count,
+    get_start,
 )
 
 CHECK_EVERY = 16
@@ -110,7 +111,7 @@ class TensorVectorEnv:
         self._layout = ObservationLayout(self.observation_space)
         # First number and number of choices of each discrete part of an observation.
         upload = partial(torch.as_tensor, device=self.device)
-        ranges = {x.path: get_start_and_count(x.space) for x in self._layout.leaves}
+        ranges = {x.path: (get_start(x.space), get_leaf_nvec(x.space)) for x in self._layout.leaves}
         self._ranges = {x: [*map(upload, pair)] for x, pair in ranges.items() if pair[1].any()}
         self._actions = ActionLayout(self.action_space)
         seed = local.base_seed + local.first_index

@@ -182,7 +182,7 @@ class _BenchOptions:
     """Options of `bench` besides those of a run."""
 
     seconds: float = 30.0
-    """Seconds of each measurement."""
+    """Seconds of the measurement of the loop."""
     output: Path = Path("bench.json")
     """JSON file for all numbers."""
     trace: Path | None = None

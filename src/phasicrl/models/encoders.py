@@ -39,8 +39,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: Initializer, normalized_scale: float) -> None:
         super().__init__()
-        self.conv0 = init.fill_hidden(_make_conv3x3(channels, channels), normalized_scale)
-        self.conv1 = init.fill_hidden(_make_conv3x3(channels, channels), normalized_scale)
+        self.conv0 = init.fill_hidden(nn.Conv2d(channels, channels, 3, padding=1), normalized_scale)
+        self.conv1 = init.fill_hidden(nn.Conv2d(channels, channels, 3, padding=1), normalized_scale)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """Apply the block to images `[N, C, H, W]`."""
@@ -71,7 +71,7 @@ class ImpalaCNN(nn.Module):
             if min(height, width) < 2:
                 given = f"model.channels is {config.channels}, and images are {shape}"
                 raise ValueError(f"{given}; expected fewer stacks, each of which halves the image")
-            first = init.fill_hidden(_make_conv3x3(in_channels, channels), 1.0)
+            first = init.fill_hidden(nn.Conv2d(in_channels, channels, 3, padding=1), 1.0)
             # 3×3 windows with stride 2: H×W becomes ⌈H/2⌉×⌈W/2⌉. `symmetric` pads both sides;
             # TensorFlow's `same` pads an even size at its end only.
             is_same = config.pooling == "same"
@@ -239,7 +239,7 @@ class ObservationReader(nn.Module):
 
     def _cat_boxes(self, obs: Any) -> Float[Tensor, "N V"]:
         """Concatenate the parts of observations that are normalized, `[N, V]`."""
-        return _concatenate([_flatten_each(get_part(obs, path)).float() for path, _ in self.boxes])
+        return _concatenate([to_vector(get_part(obs, path), box) for path, box in self.boxes])
 
 
 def build_encoder(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
@@ -282,20 +282,16 @@ def check_image_scale(space: gym.Space[Any], encoder: str, obs: Any = None) -> N
 
 def to_vector(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
     """Convert a part of N observations to vectors `[N, V]`, one-hot for discrete components."""
+    rows = obs.unsqueeze(-1).flatten(1)  # scalars become rows of one number
     if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-        return _flatten_each(obs).float()
-    pairs = zip(obs.unsqueeze(-1).flatten(1).unbind(-1), get_nvec(space), strict=True)
+        return rows.float()
+    pairs = zip(rows.unbind(-1), get_nvec(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 
 def _concatenate(rows: list[Tensor]) -> Float[Tensor, "N V"]:
     """Concatenate the rows of several parts; those of one are returned without a copy."""
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-
-
-def _flatten_each(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
-    """Flatten each observation to a row; scalars become rows of one number."""
-    return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 
 
 def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
@@ -336,8 +332,3 @@ def scale_image(obs: Shaped[Tensor, "N *shape"], channels_first: bool) -> Float[
     # A `permute` view of NHWC bytes is channels_last already, so that one pass converts it.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
-
-
-def _make_conv3x3(num_inputs: int, num_outputs: int) -> nn.Conv2d:
-    """Make a 3×3 convolution that preserves height and width."""
-    return nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)

@@ -187,7 +187,8 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
     """Check that a space has the bounds that the options require.
 
     Raises:
-        ValueError: the bounds are not finite, or empty. For `clip` one of them is enough.
+        ValueError: the bounds are not finite (for `clip` one of them is enough), or for `range`
+            equal.
     """
     needs = {
         "action.std range": action.std == "range",
@@ -201,7 +202,7 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
     usable = (high - low).isfinite() & ((high > low) | (action.std != "range"))
     if needed_by and not usable.all():
         raise ValueError(
-            f"action_space is {box}; expected finite bounds low < high for "
+            f"action_space is {box}; expected finite bounds (low < high for action.std range) for "
             f"{' and '.join(needed_by)}. Give it such bounds, or use action.std parameter, "
             "action.squash none and no action.rescale"
         )

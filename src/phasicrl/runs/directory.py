@@ -1,6 +1,6 @@
 """Run directory: reading and writing the files of a run. Kind: effects (files).
 
-Only functions on tensors import torch, so that `phasicrl plot` starts quickly.
+Only functions on tensors and checkpoints import torch, so that `phasicrl plot` starts quickly.
 """
 
 from __future__ import annotations

@@ -181,14 +181,14 @@ def expand_sweeps(paths: Sequence[Path]) -> list[Path]:
 def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
     """Read the curves of runs, in the order of their experiments.
 
+    Runs in which no episode has ended have no returns: they are left out where others of their
+    experiment have returns, and there is a warning.
+
     Args:
         paths: run directories, and directories of sweeps; runs without data for `metric` are left
             out with a warning.
         metric: name of the metric.
         smooth_steps: see `smooth`.
-
-    Runs in which no episode has ended have no returns: they are left out where others of their
-    experiment have returns, and there is a warning.
 
     Raises:
         ValueError: `paths` is empty, a folder is not a run directory, no run has data for `metric`,
