@@ -330,20 +330,17 @@ def rates_of(run: Run, config: Config) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize(
-    ("name", "rate", "falls", "total", "batch"),
-    [
-        ("cleanrl-ppo", 2.5e-4, True, 500_000, 4 * 128),
-        ("cleanrl-ppo-continuous", 3e-4, True, 1_000_000, 2048),
-        ("cleanrl-ppo-atari", 2.5e-4, True, 10_000_000, 8 * 128),
-        ("cleanrl-ppo-procgen", 5e-4, False, 25_000_000, 64 * 256),
-        ("cleanrl-ppg", 5e-4, False, 25_000_000, 64 * 256),
-        ("baselines-ppo-mujoco", 3e-4, True, 1_000_000, 2048),
-        ("baselines-ppo-procgen", 5e-4, False, 25_000_000, 64 * 256),
-        ("sb3-ppo", 3e-4, False, 100_000, 2048),
-        ("spinningup-ppo", 3e-4, False, 1_000_000, 4000),
-    ],
-)
+@pytest.mark.parametrize(("name", "rate", "falls", "total", "batch"), [
+    ("cleanrl-ppo", 2.5e-4, True, 500_000, 4 * 128),
+    ("cleanrl-ppo-continuous", 3e-4, True, 1_000_000, 2048),
+    ("cleanrl-ppo-atari", 2.5e-4, True, 10_000_000, 8 * 128),
+    ("cleanrl-ppo-procgen", 5e-4, False, 25_000_000, 64 * 256),
+    ("cleanrl-ppg", 5e-4, False, 25_000_000, 64 * 256),
+    ("baselines-ppo-mujoco", 3e-4, True, 1_000_000, 2048),
+    ("baselines-ppo-procgen", 5e-4, False, 25_000_000, 64 * 256),
+    ("sb3-ppo", 3e-4, False, 100_000, 2048),
+    ("spinningup-ppo", 3e-4, False, 1_000_000, 4000),
+])  # fmt: skip
 def test_rates_are_those_of_the_originals(
     name: str, rate: float, falls: bool, total: int, batch: int, tmp_path: Path
 ) -> None:

@@ -76,6 +76,11 @@ class _Group:
 
     __slots__ = ()
     _prefix: ClassVar[str] = ""
+    """Beginning of the paths of the group's options, such as `env.`; by the name of its class."""
+
+    def __init_subclass__(cls) -> None:
+        words = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
+        cls._prefix = f"{words}." * bool(words)  # RewardNormConfig: `reward_norm.`
 
     def __new__(cls, *given: Any, **values: Any) -> Self:
         """Check the names of the options that the constructor gets.
@@ -117,7 +122,6 @@ class _Group:
 class EnvConfig(_Group):
     """Options of the environments (ours unless noted; Procgen: for its games only)."""
 
-    _prefix: ClassVar[str] = "env."
     id: str = "procgen:starpilot"
     """Id of the environment, such as `procgen:coinrun`, `envpool:Ant-v4` or `CartPole-v1`."""
     num_envs: _PositiveInt = 64
@@ -155,7 +159,6 @@ class EnvConfig(_Group):
 class ModelConfig(_Group):
     """Options of the networks."""
 
-    _prefix: ClassVar[str] = "model."
     value_path: ValuePath = "separate"
     """Networks of policy and value function.
     `separate`: two networks (PPG paper).
@@ -232,7 +235,6 @@ class ModelConfig(_Group):
 class ActionConfig(_Group):
     """Options of continuous actions: normal distributions of independent components."""
 
-    _prefix: ClassVar[str] = "action."
     mean: Literal["raw", "tanh"] = "raw"
     """Mean of the distribution.
     `raw`: the network's output.
@@ -274,7 +276,6 @@ class ActionConfig(_Group):
 class PPOConfig(_Group):
     """Options of the policy phase: rollouts, advantages, epochs and losses."""
 
-    _prefix: ClassVar[str] = "ppo."
     num_steps: _PositiveInt = 256
     """Number of steps T of each environment in a rollout (PPG paper: 256)."""
     collect_by: Literal["steps", "episodes"] = "steps"
@@ -433,7 +434,6 @@ class PPOConfig(_Group):
 class AuxConfig(_Group):
     """Options of the auxiliary phase of PPG."""
 
-    _prefix: ClassVar[str] = "aux."
     epochs: _NonNegativeInt = 0
     """Number of auxiliary epochs E_aux (PPG paper: 6); 0: no auxiliary phase, which is PPO."""
     every: _PositiveInt = 32
@@ -480,7 +480,6 @@ class AuxConfig(_Group):
 class RewardNormConfig(_Group):
     """Options of reward normalization, by the deviation of the running discounted return."""
 
-    _prefix: ClassVar[str] = "reward_norm."
     per: Literal["none", "rollout", "step"] = "none"
     """Normalization of rewards.
     `none`: off.
@@ -500,7 +499,6 @@ class RewardNormConfig(_Group):
 class ObsNormConfig(_Group):
     """Options of observation normalization; its statistics are saved as weights."""
 
-    _prefix: ClassVar[str] = "obs_norm."
     statistics: Literal["none", Statistics] = "none"
     """Statistics of observations.
     `none`: no normalization.
@@ -518,7 +516,6 @@ class ObsNormConfig(_Group):
 class ValueNormConfig(_Group):
     """Options of value target normalization, with rescaled value heads (Pop-Art)."""
 
-    _prefix: ClassVar[str] = "value_norm."
     statistics: Literal["none", Statistics] = "none"
     """Statistics of value targets.
     `none`: no normalization.
@@ -532,7 +529,6 @@ class ValueNormConfig(_Group):
 class ComputeConfig(_Group):
     """Options of execution: devices, threads, precision; they change rounding only (ours)."""
 
-    _prefix: ClassVar[str] = "compute."
     device: str = "auto"
     """Device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one and observations are
     images or minibatches have 1,024 samples."""
@@ -562,7 +558,6 @@ class ComputeConfig(_Group):
 class LogConfig(_Group):
     """Options of the console, files and services that get the metrics (ours)."""
 
-    _prefix: ClassVar[str] = "log."
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """Progress on the console.
     `auto`: `live` on a terminal, `plain` elsewhere.
@@ -584,7 +579,6 @@ class LogConfig(_Group):
 class CheckpointConfig(_Group):
     """Options of checkpoints: when, and how many are kept (ours)."""
 
-    _prefix: ClassVar[str] = "checkpoint."
     every_minutes: _NonNegativeFloat | None = 5.0
     """Minutes between checkpoints; 0: one per iteration; none: no checkpoints by time."""
     every_iterations: _PositiveInt | None = None
@@ -598,7 +592,6 @@ class CheckpointConfig(_Group):
 class EvaluationConfig(_Group):
     """Options of periodic evaluations of the agent during training (ours)."""
 
-    _prefix: ClassVar[str] = "evaluation."
     every_iterations: _PositiveInt | None = None
     """Iterations between evaluations, which save the best weights in `best.safetensors`; none:
     off."""

@@ -87,15 +87,12 @@ def reached(agent: Agent, loss: Tensor) -> set[str]:
     return {name.split(".")[0] for name, x in pairs if x is not None and x.any()}
 
 
-@pytest.mark.parametrize(
-    ("value_path", "in_policy_phase", "in_aux_phase"),
-    [
-        ("separate", {"value_encoder"}, {"value_encoder"}),
-        ("detached", set(), set()),
-        ("shared_in_aux", set(), {"encoder"}),
-        ("shared", {"encoder"}, {"encoder"}),
-    ],
-)
+@pytest.mark.parametrize(("value_path", "in_policy_phase", "in_aux_phase"), [
+    ("separate", {"value_encoder"}, {"value_encoder"}),
+    ("detached", set(), set()),
+    ("shared_in_aux", set(), {"encoder"}),
+    ("shared", {"encoder"}, {"encoder"}),
+])  # fmt: skip
 def test_each_loss_reaches_the_networks_of_its_value_path_and_phase(
     value_path: ValuePath, in_policy_phase: set[str], in_aux_phase: set[str]
 ) -> None:
@@ -270,10 +267,12 @@ def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
         ({"space": LEGS, "make_encoder": lambda _: Encoder(key=2)},
          r"make_encoder raises IndexError.*; .* shape \(2, 4\) for .* \(\(2, 6\), \(2,\)\)$"),
         ({"make_head": lambda name, size, number: nn.Linear(size, number + 1)},
-         r"'policy'.* returns Tensor torch\.float32 \(2, 1, 6\); .* shape \(2, 1, 5\) for "
-         r".* \(2, 1, 8\)$"),
+         r"'policy'.* returns Tensor torch\.float32 \(2, 3, 6\); .* shape \(2, 3, 5\) for "
+         r".* \(2, 3, 8\)$"),
         ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
-         r"'value'.* raises RuntimeError.*; .* shape \(2, 1, 1\) for .* \(2, 1, 8\)$"),
+         r"'value'.* raises RuntimeError.*; .* shape \(2, 3, 1\) for .* \(2, 3, 8\)$"),
+    ({"make_head": partial(make_converted, "value", lambda x: x.squeeze(1).unsqueeze(1))},
+     r"'value'.* returns Tensor torch\.float32 \(2, 1, 3, 1\); .* shape \(2, 3, 1\)"),
         ({"space": LEGS, "make_encoder": lambda _: Converted(Encoder(), Tensor.squeeze)},
          r"make_encoder returns Tensor torch\.float32 \(4,\); expected .* \(1, 4\) for .*\(1, 6"),
         ({"space": LEGS, "make_encoder": partial(lambda one, _: one, Encoder())},

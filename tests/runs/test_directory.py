@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -189,6 +190,15 @@ def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -
     outside.rename(folder / link)
     whole.symlink_to(folder)
     resume(whole, make_env=corridor)  # a name for all of it is the user's own
+
+
+def test_a_run_stays_in_its_directory_when_the_process_leaves_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave: Any = lambda run, record: os.chdir("/")  # noqa: E731
+    run = train(tiny(Path("runs")), make_env=corridor, callbacks=leave)
+    assert run.directory.parent == tmp_path / "runs" and RunDirectory(run.directory).checkpoints
 
 
 @pytest.mark.parametrize("aux", [None, tiny_aux(epochs=3)])

@@ -104,15 +104,12 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
     assert_unbroken(config, tmp_path, (2,), make_env=Drawing)
 
 
-@pytest.mark.parametrize(
-    ("env_id", "changes"),
-    [
-        ("envpool:CartPole-v1", {}),
-        ("envpool:CartPole-v1", LSTM | {"env.observe": (0, 2), "model.memory": "gru"}),
-        ("envpool:Hopper-v5", {}),
-        ("gymnasium:CartPole-v1", {}),
-    ],
-)
+@pytest.mark.parametrize(("env_id", "changes"), [
+    ("envpool:CartPole-v1", {}),
+    ("envpool:CartPole-v1", LSTM | {"env.observe": (0, 2), "model.memory": "gru"}),
+    ("envpool:Hopper-v5", {}),
+    ("gymnasium:CartPole-v1", {}),
+])  # fmt: skip
 def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> None:
     if env_id.startswith("envpool"):
         helpers.skip_without_envpool()

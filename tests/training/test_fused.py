@@ -111,15 +111,12 @@ def collect(
     return buffer.rollouts.tensors(), collector, log
 
 
-@pytest.mark.parametrize(
-    ("simulator", "memory", "value_path", "compiled"),
-    [
-        (ShortCartPole, "lstm", "detached", True),
-        (ResettingCartPole, "none", "separate", False),
-        (TensorPendulum, "none", "shared", True),
-        (TensorRecall, "gru", "separate", True),
-    ],
-)
+@pytest.mark.parametrize(("simulator", "memory", "value_path", "compiled"), [
+    (ShortCartPole, "lstm", "detached", True),
+    (ResettingCartPole, "none", "separate", False),
+    (TensorPendulum, "none", "shared", True),
+    (TensorRecall, "gru", "separate", True),
+])  # fmt: skip
 def test_rollouts_equal_those_of_single_steps(
     simulator: Any, memory: Any, value_path: ValuePath, compiled: bool
 ) -> None:

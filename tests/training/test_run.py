@@ -370,7 +370,8 @@ def test_a_checkpoint_that_a_callback_saves_has_the_row_of_its_iteration(tmp_pat
     [({"losses/entropy": 1.0}, "losses/entropy"),
      ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many"),
      ({"own/text": "1"}, "own/text is '1'; expected a number"), ({"own/text": b"1"}, "own/text"),
-     ({"own/large": 10**400}, "own/large is 1000"),
+     ({"own/large": 10**400}, "own/large is 1000"), ({5: 3}, "metric is 5; expected its name"),
+     ({"": 3}, "metric is ''; expected its name"),
      ([("own/x", 1.0)], r"metrics are \[.*; expected numbers by name"), (None, "metrics are None")],
 )  # fmt: skip
 def test_an_own_metric_that_cannot_be_logged_is_named(

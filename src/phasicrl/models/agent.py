@@ -117,9 +117,9 @@ class Agent(nn.Module):
             return make_memory(int(encoder.num_features), config, generator)
 
         def new_head(name: str, memory: Memory, num_outputs: int = 1) -> Any:
-            size, out_shape = memory.num_features, (2, 1, num_outputs)
+            size, out_shape = memory.num_features, (2, 3, num_outputs)
             if make_head and (head := make_head(name, size, num_outputs)) is not None:
-                inputs, in_shape = torch.zeros(2, 1, size), (2, 1, size)
+                inputs, in_shape = torch.zeros(2, 3, size), (2, 3, size)
                 return self._check_net(f"make_head({name!r}, …)", head, inputs, in_shape, out_shape)
             scale = config.policy_head_scale if name == "policy" else config.value_head_scale
             return Initializer(config.heads_init, generator)(nn.Linear(size, num_outputs), scale)

@@ -88,7 +88,7 @@ class RunDirectory:
         """
         if not isinstance(self.path, str | PathLike):
             raise ValueError(f"run_dir is of type {type(self.path).__name__}; expected a path")
-        object.__setattr__(self, "path", Path(self.path).expanduser())
+        object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
 
     @classmethod
     def make(cls, config: Config) -> RunDirectory:

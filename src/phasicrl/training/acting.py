@@ -49,7 +49,7 @@ class TrainedAgent:
         self._layout, self._actions = network.reader.layout, ActionLayout(envs.action_space)
         self._obs_indices, self._nvec = config.env.observe, get_nvec(envs.action_space)
         self._precision: Precision = config.compute.policy_precision
-        self._generator = Generator().manual_seed(int(seed))
+        self._generator = Generator().manual_seed(int(seed) % 2**64)
         self._first, self._state = torch.ones(0, dtype=torch.bool), torch.zeros(0, 0)
 
     def reset(self, done: Any = True) -> None:

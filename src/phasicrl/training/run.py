@@ -201,11 +201,14 @@ class Run(AbstractContextManager["Run"]):
         `finish_iteration` writes them to the log. A name without a slash gets `own/` before it.
 
         Raises:
-            ValueError: a value is no number, a name is a built-in metric's, or there are no names.
+            ValueError: a value is no number, a name is no text or a built-in metric's, or there are
+                no names.
         """
         if not isinstance(values, Mapping):
             raise ValueError(f"metrics are {values!r}; expected numbers by name, as in a dict")
         for name, value in values.items():
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"metric is {name!r}; expected its name, a text")
             if name in METRICS:
                 free_name = f"own/{name.rpartition('/')[-1]}"
                 raise ValueError(f"metric is {name!r}; expected a free name. Call it {free_name}")

@@ -80,6 +80,13 @@ def test_a_film_without_its_end_is_an_error(
         film(run.directory, episodes=1, size=64, make_env=Image)
 
 
+def test_a_film_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path, model=SMALL_IMAGES), make_env=Image)
+    (folder := tmp_path / "taken.mp4").mkdir()
+    with pytest.raises(OSError, match=r"taken\.mp4"):
+        film(run.directory, output=folder, episodes=1, make_env=Image)
+
+
 def test_names_have_weights_and_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         video, "film_episodes", lambda *_, levels, **__: Evaluation("sampled", (1,), (5,), levels)

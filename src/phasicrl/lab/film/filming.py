@@ -266,6 +266,7 @@ def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.nd
         nonlocal stream
         large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
+            path.open("ab").close()  # unlike ffmpeg's, its errors name the file
             stream = imageio_ffmpeg.write_frames(
                 str(path), large.shape[1::-1], fps=fps, macro_block_size=2,
                 output_params=["-movflags", "+faststart"],
