@@ -35,14 +35,11 @@ def test_this_machine_is_well() -> None:
     assert "procgen:starpilot: " in (text := text_of([*checks.values()])) and "64 × 64" in text
 
 
-@pytest.mark.parametrize(
-    ("code", "found", "remedy"),
-    [
-        ("import os; os.abort()", "SIGABRT", "--force-reinstall numpy"),
-        ("raise ImportError('it needs Qt; pip install Qt')", "it needs Qt", "pip install Qt"),
-        ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
-    ],
-)
+@pytest.mark.parametrize(("code", "found", "remedy"), [
+    ("import os; os.abort()", "SIGABRT", "--force-reinstall numpy"),
+    ("raise ImportError('it needs Qt; pip install Qt')", "it needs Qt", "pip install Qt"),
+    ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
+])  # fmt: skip
 def test_a_broken_package_has_a_remedy(
     monkeypatch: pytest.MonkeyPatch, code: str, found: str, remedy: str
 ) -> None:

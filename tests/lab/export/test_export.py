@@ -68,13 +68,10 @@ CASES: dict[str, tuple[Callable[[Path], Config], MakeEnv | None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=[pytest.mark.long] * (case in ("of all kinds", "images")))
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=[pytest.mark.long] * (case in ("of all kinds", "images")))
+    for case in CASES
+])  # fmt: skip
 def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: Path) -> None:
     config, make_env = CASES[case]
     run = train(config(tmp_path), make_env=make_env).directory

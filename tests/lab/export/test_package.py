@@ -127,18 +127,15 @@ def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
     assert r"on &lt;img src=x&gt;\[a\](b)\_c\_-v0" in text and "<img" not in text
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda path: (path / "config.json").write_text("{}"), "was changed; expected"),
-        (lambda path: (path / "run.py").write_text("1"), "has or lacks run.py"),
-        (lambda path: (path / "card.json").unlink(), "has or lacks card.json"),
-        (lambda path: (path / HASHES_FILE).unlink(), "expected a package"),
-        (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "is damaged; expected hashes"),
-        (lambda path: with_listed(path, "../evil.json"), "is damaged; expected hashes"),
-        (lambda path: link(path), "was changed; expected"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda path: (path / "config.json").write_text("{}"), "was changed; expected"),
+    (lambda path: (path / "run.py").write_text("1"), "has or lacks run.py"),
+    (lambda path: (path / "card.json").unlink(), "has or lacks card.json"),
+    (lambda path: (path / HASHES_FILE).unlink(), "expected a package"),
+    (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "is damaged; expected hashes"),
+    (lambda path: with_listed(path, "../evil.json"), "is damaged; expected hashes"),
+    (lambda path: link(path), "was changed; expected"),
+])  # fmt: skip
 def test_a_changed_package_is_refused(package: Path, damage: Any, said: str) -> None:
     check_package_hashes(package)
     damage(package)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid, sweep
 from phasicrl.lab.sweeps import search as module
 from phasicrl.presets import get_preset
+from phasicrl.runs.directory import AGENTS_FOLDER
 from tests.faults.harness import small
 from tests.helpers import run_here
 
@@ -69,8 +71,8 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
     search = read_instance(module.Search, file)
     assert search == module.Search(base, values, (1, 2, 3), 5)
     assert [{*map(type, x[1:])} for x in search.values.values()][2:] == [{float}, {int}]
-    found = [(status.id, status.state) for status in sweep.get_trial_statuses(tmp_path / "search")]
-    assert found == [(f"{number:04d}", "pending") for number in range(5)]
+    found = [(x.id, x.state, x.arm) for x in sweep.get_trial_statuses(file.parent)]
+    assert found == [(f"{number:04d}", "pending", "no settings yet") for number in range(5)]
     with pytest.raises(ValueError, match="with another sweep"):
         module.write_search(tmp_path / "search", "classic-ppo", tmp_path / "values.json", rungs=1)
     sweep.add_trials(tmp_path / "grid", ["classic-ppo"], seeds=(1,))
@@ -78,21 +80,18 @@ def test_a_search_is_made_and_extended(tmp_path: Path) -> None:
         module.write_search(tmp_path / "grid", "classic-ppo", tmp_path / "values.json")
 
 
-@pytest.mark.parametrize(
-    ("values", "options", "says"),
-    [
-        (VALUES, {"seeds": (1, 101)}, "seeds has 101; expected 0 to 100"),
-        (VALUES, {"seeds": (-5,)}, "seeds has -5; expected 0 to 100"),
-        (VALUES, {"rungs": 0}, "expected at least 1 of each"),
-        (VALUES, {"trials": 0}, "trials is 0; expected at least 1"),
-        (VALUES, {"seeds": ()}, "expected at least 1 of each"),
-        ({}, {}, "expected at least 1 of each"),
-        ({"ppo.clip": ["log", 0, 1]}, {}, r"ppo.clip is \['log', 0, 1\]; expected bounds"),
-        ({"ppo.clip": ["uniform", 2, 1]}, {}, r"ppo.clip is \['uniform', 2, 1\]; expected bounds"),
-        ({"ppo.gamma": ["uniform", 0.5, 2.0]}, {}, "ppo.gamma=2.0: "),
-        ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, {}, "add --import sent_with_it"),
-    ],
-)
+@pytest.mark.parametrize(("values", "options", "says"), [
+    (VALUES, {"seeds": (1, 101)}, "seeds has 101; expected 0 to 100"),
+    (VALUES, {"seeds": (-5,)}, "seeds has -5; expected 0 to 100"),
+    (VALUES, {"rungs": 0}, "expected at least 1 of each"),
+    (VALUES, {"trials": 0}, "trials is 0; expected at least 1"),
+    (VALUES, {"seeds": ()}, "expected at least 1 of each"),
+    ({}, {}, "expected at least 1 of each"),
+    ({"ppo.clip": ["log", 0, 1]}, {}, r"ppo.clip is \['log', 0, 1\]; expected bounds"),
+    ({"ppo.clip": ["uniform", 2, 1]}, {}, r"ppo.clip is \['uniform', 2, 1\]; expected bounds"),
+    ({"ppo.gamma": ["uniform", 0.5, 2.0]}, {}, "ppo.gamma=2.0: "),
+    ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, {}, "add --import sent_with_it"),
+])  # fmt: skip
 def test_a_search_is_refused_where_it_would_mislead(
     tmp_path: Path, values: Any, options: dict[str, Any], says: str
 ) -> None:
@@ -195,21 +194,30 @@ def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {"complete", "fail"} == set(states), "64 steps in 3 minibatches"
     for trial, state in zip(module.open_study(folder).trials, states, strict=True):
         assert (trial.params["ppo.num_minibatches"] == 3) == (state == "fail")
+    for status in sweep.get_trial_statuses(folder):
+        assert ("ppo.num_minibatches=3: " in status.arm) == (status.state == "fail"), status.arm
 
 
-@pytest.mark.parametrize(
-    ("tree", "says"),
-    [
-        ("[]", "search.json"),
-        ('{"values": 3}', "values is 3"),
-        ('{"values": {"ppo.clip": 3}}', "expected a list"),
-        ('{"values": {"ppo.clip": [1]}, "seeds": ["a"]}', "seeds is 'a'"),
-        ('{"values": {"env.id": ["gymnasium:sent_with_it:X-v0"]}}', "add --import sent_with_it"),
-        ('{"values": {"imports": [["sent_with_it"]]}}', "add --import sent_with_it"),
-        ('{"values": {"ppo.clip": [1]}, "base": {"env": {"id": "gymnasium:sent_with_it:X-v0"}}}',
-         "add --import sent_with_it"),
-    ],
-)  # fmt: skip
+def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(AGENTS_FOLDER / "cartpole-ppg", "own")
+    Path("values.json").write_text(json.dumps({"init_from": ["own", None]}))
+    for _ in range(2):  # the second adds nothing
+        module.write_search(Path("search"), "cartpole-ppg", Path("values.json"), trials=1)
+    search = read_instance(module.Search, Path("search") / grid.SEARCH_FILE)
+    assert search.values == {"init_from": [str(tmp_path / "own"), None]}
+
+
+@pytest.mark.parametrize(("tree", "says"), [
+    ("[]", "search.json"),
+    ('{"values": 3}', "values is 3"),
+    ('{"values": {"ppo.clip": 3}}', "expected a list"),
+    ('{"values": {"ppo.clip": [1]}, "seeds": ["a"]}', "seeds is 'a'"),
+    ('{"values": {"env.id": ["gymnasium:sent_with_it:X-v0"]}}', "add --import sent_with_it"),
+    ('{"values": {"imports": [["sent_with_it"]]}}', "add --import sent_with_it"),
+    ('{"values": {"ppo.clip": [1]}, "base": {"env": {"id": "gymnasium:sent_with_it:X-v0"}}}',
+     "add --import sent_with_it"),
+])  # fmt: skip
 def test_received_searches_run_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     tree: str, says: str,

@@ -240,7 +240,7 @@ def yield_successes(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tu
         else:
             yield item, outcome
     if failure_lines:
-        number = f"{len(failure_lines)} trials failed; the same command resumes them:"
+        number = f"{len(failure_lines)} trials failed; the same command tries them again:"
         raise FailedTrialsError(number + "".join(failure_lines))
 
 

@@ -25,10 +25,12 @@ class Outcome:
     Attributes:
         state: `done` or `diverged`; in a search Optuna's `complete`, `pruned` or `fail`.
         score: in a search, interquartile mean over the seeds of the return; else None.
+        reason: in a search, why the chosen settings could not be trained; else empty.
     """
 
     state: str = "done"
     score: float | None = None
+    reason: str = ""
 
 
 def check_value_lists(values: Mapping[str, Any]) -> None:

@@ -111,8 +111,8 @@ def write_search(
             raise ValueError(f"{path} is {listed}; expected bounds for Optuna ({error})") from None
         arms = grid.make_grid_arms(search.base, {path: listed if is_choice else listed[1:]})
         checked += arms
-        if not is_choice:  # integers may bound an option that is a float
-            listed[1:] = [config.values()[path] for _, config in arms]
+        if not is_choice or path == "init_from":  # integers for a float, a path from elsewhere
+            listed[len(listed) - len(arms) :] = [config.values()[path] for _, config in arms]
     runner.check_arms(checked)
     file, there = directory / grid.SEARCH_FILE, {*directory.glob(f"*/{grid.TRIAL_FILE}")}
     if there and not (file.exists() and read_instance(Search, file) == search):
@@ -159,7 +159,8 @@ def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
         frozen = _run_trial(folder, search, study, trial, threads)
-    return grid.Outcome(frozen.state.name.lower(), frozen.value)
+    reason = frozen.user_attrs.get("error", "")
+    return grid.Outcome(frozen.state.name.lower(), frozen.value, reason)
 
 
 def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:

@@ -201,7 +201,8 @@ class TrialStatus(NamedTuple):
 
     Attributes:
         id: name of the trial's directory.
-        arm: settings that differ among the trials; the name of the preset if none does.
+        arm: settings that differ among the trials; the name of the preset if none does. In a
+            search, what is wrong with settings that do not fit, or that there are none yet.
         task: environment.
         state: pending, running, stopped, or the state of its outcome.
         env_steps: environment steps of its runs so far.
@@ -231,11 +232,17 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     """
     configs = {x: read_instance(Config, x / grid.TRIAL_FILE) for x in list_trial_folders(directory)}
     tasks = {folder: make_task(config.env.id, config) for folder, config in configs.items()}
-    first, *others = [_format_changes_from_preset(config) for config in configs.values()]
+    outcomes = {folder: read_trial_outcome(folder) for folder in configs}
+    arms = {folder: outcomes[folder].reason for folder in configs if outcomes[folder].reason}
+    if (directory / grid.SEARCH_FILE).is_file():  # their files have the settings of all
+        pending = [x for x in configs if x not in arms and outcomes[x].state == "pending"]
+        arms |= dict.fromkeys(pending, "no settings yet")
+    known = {folder: config for folder, config in configs.items() if folder not in arms} or configs
+    first, *others = [_format_changes_from_preset(config) for config in known.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
-        TrialStatus(folder.name, arm, str(tasks[folder]), *_read_trial_progress(folder), shared)
-        for folder, arm in label_configs(configs, tasks).items()
+        TrialStatus(x.name, arm, str(tasks[x]), *_read_trial_progress(x, outcomes[x]), shared)
+        for x, arm in (label_configs(known, tasks) | arms).items()
     ]
 
 
@@ -248,9 +255,11 @@ def _format_changes_from_preset(config: Config) -> list[str]:
     )]  # fmt: skip
 
 
-def _read_trial_progress(folder: Path) -> tuple[str, int, float | None, float | None]:
-    """Read state, steps, last return and score of the trial in a directory."""
-    outcome, steps, returns = read_trial_outcome(folder), 0, list[float]()
+def _read_trial_progress(
+    folder: Path, outcome: grid.Outcome
+) -> tuple[str, int, float | None, float | None]:
+    """Return state, steps, last return and score of the trial in a directory."""
+    steps, returns = 0, list[float]()
     for run in folder.glob("runs/*"):
         rows = RunDirectory(run).last_rows(5)  # in the last of which no episode may have ended
         steps += rows[-1]["env_steps"] if rows else 0
