@@ -35,18 +35,15 @@ from tests.helpers import assert_same, skip_without_envpool, tiny
 TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "range": (1, 2)}
 
 
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ({"flag": "false"}, {"flag": False}), ({"count": "1e3"}, {"count": 1000}),
-        ({"flag": "True", "count": "1_000"}, {"flag": True, "count": 1000}),
-        ({"share": "2"}, {"share": 2.0}), ({"share": 2}, {"share": 2.0}),
-        ({"share": "1e-3", "word": "7"}, {"share": 0.001, "word": "7"}),
-        ({"any": "7"}, {"any": 7}), ({"any": "7.5"}, {"any": 7.5}),
-        ({"any": "false"}, {"any": False}), ({"any": "x"}, {"any": "x"}),
-        ({"flag": False, "count": 0, "word": "", "any": True},) * 2,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "read"), [
+    ({"flag": "false"}, {"flag": False}), ({"count": "1e3"}, {"count": 1000}),
+    ({"flag": "True", "count": "1_000"}, {"flag": True, "count": 1000}),
+    ({"share": "2"}, {"share": 2.0}), ({"share": 2}, {"share": 2.0}),
+    ({"share": "1e-3", "word": "7"}, {"share": 0.001, "word": "7"}),
+    ({"any": "7"}, {"any": 7}), ({"any": "7.5"}, {"any": 7.5}),
+    ({"any": "false"}, {"any": False}), ({"any": "x"}, {"any": "x"}),
+    ({"flag": False, "count": 0, "word": "", "any": True},) * 2,
+])  # fmt: skip
 def test_values_are_read_as_the_type_of_the_default(
     given: dict[str, Any], read: dict[str, Any]
 ) -> None:

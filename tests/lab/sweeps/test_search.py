@@ -198,6 +198,16 @@ def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert ("ppo.num_minibatches=3: " in status.arm) == (status.state == "fail"), status.arm
 
 
+def test_values_that_fail_in_training_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("an episode is longer")
+
+    monkeypatch.setattr(module, "_train_until", refuse)
+    folder = written(tmp_path / "search", search_of(tmp_path, (1,)), 1)
+    assert trained(folder, 0) == "fail"
+    assert sweep.get_trial_statuses(folder)[0].arm == "an episode is longer"
+
+
 def test_paths_of_weights_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(AGENTS_FOLDER / "cartpole-ppg", "own")

@@ -158,7 +158,11 @@ def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
         trial.set_user_attr(_SLOT_ATTR, slot)
     frozen = study.trials[trial.number]
     if not frozen.state.is_finished():
-        frozen = _run_trial(folder, search, study, trial, threads)
+        try:
+            frozen = _run_trial(folder, search, study, trial, threads)
+        except ValueError as error:  # these values do not go together, or not with the environment
+            trial.set_user_attr("error", str(error))
+            frozen = study.tell(trial, state=optuna.trial.TrialState.FAIL)
     reason = frozen.user_attrs.get("error", "")
     return grid.Outcome(frozen.state.name.lower(), frozen.value, reason)
 
@@ -168,13 +172,12 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
 
     All seeds are trained to the end of a rung before the next rung, so that the reported score is
     the interquartile mean over the seeds after equal steps.
+
+    Raises:
+        ValueError: the values of the trial cannot be trained.
     """
     decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
-    try:
-        _, config = grid.make_arm(search.base, decoded)
-    except ValueError as error:  # these values do not go together
-        trial.set_user_attr("error", str(error))
-        return study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    _, config = grid.make_arm(search.base, decoded)
     grid.write_dataclass(folder / grid.TRIAL_FILE, replace(config, seed=search.seeds[0]))
     config = runner.prepare_trial_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
