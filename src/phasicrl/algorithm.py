@@ -43,7 +43,7 @@ def learn(run: Run) -> None:
             )
         # Keep the rollouts for the phase that is left out at the end of a run, in case it is
         # resumed with more steps
-        if buffer.is_full and not learner.is_last_auxiliary_phase_skipped:
+        if buffer.is_full and (learner.is_auxiliary_phase_due or not learner.ends_aux_interval):
             buffer.clear()
 
         # Log the metrics, call the callbacks; evaluate and save a checkpoint if either is due
@@ -71,7 +71,7 @@ def train(
               `config.env.id`.
             - `make_vector_env`: function of the number of environments that returns a Gymnasium
               `VectorEnv` of arrays or tensors, an rsl_rl `VecEnv` or a simulator
-              (docs/simulators.md), in place of `config.env.id`. All autoreset modes work;
+              (docs/simulators.md), in place of `config.env.id`. All autoreset modes of arrays work;
               `NEXT_STEP` and `DISABLED` need `reset(options={"reset_mask": …})`.
             - `make_encoder`: function of the observation space that returns a network, in place of
               `config.model.encoder`.

@@ -92,15 +92,11 @@ class Learner:
         One follows every `config.aux_phase_interval` iterations, but none at the run's end (OPPG
         ppg.py:259).
         """
-        return self._ends_aux_interval and self.env_steps < self.config.budget
+        return self.ends_aux_interval and self.env_steps < self.config.budget
 
     @property
-    def is_last_auxiliary_phase_skipped(self) -> bool:
-        """Return whether an auxiliary phase is due but left out, as the run is at its end."""
-        return self._ends_aux_interval and self.env_steps >= self.config.budget
-
-    @property
-    def _ends_aux_interval(self) -> bool:
+    def ends_aux_interval(self) -> bool:
+        """Return whether an auxiliary phase is due, or left out as the run is at its end."""
         is_last = self.iteration > 0 and self.iteration % self.config.aux_phase_interval == 0
         return self.config.has_auxiliary_phase and is_last
 

@@ -414,7 +414,7 @@ def policy_phase(
         record |= learner.adapt_kl_penalty(record["losses/epoch_kl"])
     # If an auxiliary phase follows, it normalizes observations as this rollout did, and updates
     # their statistics at its end. After the last rollout it follows if the run is made longer.
-    if not (learner.is_auxiliary_phase_due or learner.is_last_auxiliary_phase_skipped):
+    if not learner.ends_aux_interval:
         learner.update_observation_statistics(rollout)
     return _average_and_check(means.result(), executor.world) | record | seconds
 

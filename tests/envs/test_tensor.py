@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 import phasicrl
@@ -72,10 +73,11 @@ def test_every_episode_ends_where_its_own_environment_ends(end: str) -> None:
     (0, np.zeros((2, 3)), "obs of type ndarray; expected a tensor"),
     (0, {"pixels": torch.zeros(2, 3)}, "obs of type dict; expected a tensor"),
     (0, torch.full((2, 3), 1e300, dtype=torch.float64), "not finite as float32"),
-    (1, torch.tensor([math.inf, 0]), "a wrong reward: .*not finite"),
+    (1, torch.tensor([math.inf, 0]), "a wrong reward or flag: .*not finite"),
     (1, torch.zeros(2, 1), r"reward of shape \(2, 1\)"),
     (2, torch.tensor(False), "terminated of shape"),
-    (3, None, "truncated of type NoneType"),
+    (3, None, "truncated of type NoneType"), (3, torch.full((2,), 0.3), "a wrong reward or flag"),
+    (2, torch.tensor([math.nan, 0]), "a wrong reward or flag: .*no flag"),
     (1, torch.zeros(2) + 1j, r"reward of shape \(2,\) and complex; expected"),
     (4, [1], r"info \[1\] of type list; expected a dict"),
 ])  # fmt: skip
@@ -91,13 +93,14 @@ def test_a_wrong_value_is_named(which: int, value: Any, message: str) -> None:
     (np.zeros((2, 3)), r"returned info\['final_obs'\] of type ndarray; expected a tensor"),
     (None, r"final_obs.*reset_rows.*has_final_obs"),
     (torch.full((2, 3), math.nan), r"a wrong obs at an episode's end: .*not finite"),
-    ("obs", r"returned obs as info\['final_obs'\]; expected a copy before the reset"),
+    ("obs", r"returned obs as info\['final_obs'\]; expected a copy of the end"),
+    ("view", r"returned obs as info\['final_obs'\]; expected a copy of the end"),
 ])  # fmt: skip
 def test_wrong_or_missing_final_observations_are_named(value: Any, message: str) -> None:
     """An `info` of None has no final observations."""
 
     def change(values: list[Any]) -> None:
-        final = values[0] if isinstance(value, str) else value
+        final = values[0][: 9 if value == "view" else None] if isinstance(value, str) else value
         values[4] = {"final_obs": final} if "final_obs" in values[4] else None
 
     envs = make(Changed(counting.PlainCounting, change, "final_obs"))
@@ -105,6 +108,18 @@ def test_wrong_or_missing_final_observations_are_named(value: Any, message: str)
     with pytest.raises(EnvError, match=message):
         for _ in range(5):
             envs.step(torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("attributes", "message"), [
+    ({"action_masks": list}, r"returned no 'action_mask' in info; expected it, from action_masks"),
+    ({"get_state": lambda: {"n": 3}, "set_state": id}, "get_state.* other values than tensors"),
+    ({"metadata": {"autoreset_mode": AutoresetMode.NEXT_STEP}}, "tensors with .*NEXT_STEP; expect"),
+    ({"single_action_space": None}, "action_space"),
+])  # fmt: skip
+def test_a_simulator_that_would_train_wrongly_is_refused(attributes: Any, message: str) -> None:
+    vars(simulator := TensorEnvs(counting.Counting, 2, "final_obs")).update(attributes)
+    with pytest.raises((EnvError, ValueError), match=message):
+        make(simulator)
 
 
 @pytest.mark.parametrize(

@@ -58,15 +58,12 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("aux", "every", "passes"),
-    [
-        ({"every": 8, "iterations_per_epoch": 4, "epochs": 3}, 2, 1.5),  # half of the data a pass
-        ({"every": 8, "iterations_per_epoch": 6, "epochs": 2}, 4, 1.5),
-        ({"every": 3, "iterations_per_epoch": 2, "epochs": 3}, 3, 2.0),
-        ({"every": 4, "run_every": 2, "epochs": 4}, 2, 2.0),
-    ],
-)
+@pytest.mark.parametrize(("aux", "every", "passes"), [
+    ({"every": 8, "iterations_per_epoch": 4, "epochs": 3}, 2, 1.5),  # half of the data a pass
+    ({"every": 8, "iterations_per_epoch": 6, "epochs": 2}, 4, 1.5),
+    ({"every": 3, "iterations_per_epoch": 2, "epochs": 3}, 3, 2.0),
+    ({"every": 4, "run_every": 2, "epochs": 4}, 2, 2.0),
+])  # fmt: skip
 def test_cut_phases_have_the_same_work_for_a_step(
     tmp_path: Path, aux: dict[str, int], every: int, passes: float
 ) -> None:

@@ -133,9 +133,9 @@ def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) 
     kept: dict[str, Any] | None = None
     for part, asked in enumerate([False, True, False, True]):
         with closing(MetricsLog(tmp_path, config(epochs=asked), saved=kept)) as log:
-            log.write_epoch({}, {"env_steps": part})
+            log.append("epochs.jsonl", {"env_steps": part}, {})
             kept = log.state_dict()
-            log.write_epoch({}, {"env_steps": 99})  # after the checkpoint
+            log.append("epochs.jsonl", {"env_steps": 99}, {})  # after the checkpoint
     lines = (tmp_path / "epochs.jsonl").read_text().splitlines()
     assert [json.loads(line)["env_steps"] for line in lines] == [1, 3, 99]
 

@@ -37,7 +37,7 @@ from phasicrl.spaces import (
 CHECK_EVERY = 16
 """Number of steps between checks of the numbers on a GPU, for which a check has to wait."""
 
-_CHECKED = "reward", "obs", "obs at an episode's end", MASK
+_CHECKED = "reward or flag", "obs", "obs at an episode's end", MASK
 """Names of the numbers that are checked, for messages."""
 
 
@@ -101,10 +101,10 @@ class TensorVectorEnv:
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
         self.has_final_obs: bool = getattr(simulator, "has_final_obs", True)
-        can_save = hasattr(simulator, "get_state")
+        can_save = hasattr(simulator, "get_state") and hasattr(simulator, "set_state")
         self.restore_method: RestoreMethod = "snapshot" if can_save else "none"
         self.is_pure = can_save and self.has_final_obs and getattr(simulator, "is_pure", False)
-        spaces = simulator.single_observation_space, simulator.single_action_space
+        spaces = (getattr(simulator, f"single_{x}_space", None) for x in ("observation", "action"))
         self._properties = properties = make_properties_from_spaces(name, *spaces)
         self.observation_space = properties.observation_space
         self.action_space = properties.action_space
@@ -127,8 +127,14 @@ class TensorVectorEnv:
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self._has_extra = warn_of_extra_obs_keys(name, properties, obs)
             has_masks = self._widths and (self._masks_in_obs or has_mask(info))
+            if self._widths and not has_masks and hasattr(simulator, f"{MASK}s"):
+                raise Invalid(f"returned no {MASK!r} in info; expected it, from {MASK}s()")
             self.mask_size = sum(self._widths) if has_masks else 0
             self._first_obs: _FirstObs | None = (*self._pack_obs(obs), self._read_mask(obs, info))
+        if can_save:
+            with self._guard_call("get_state()"):
+                if not all(isinstance(x, Tensor) for x in simulator.get_state().values()):
+                    raise Invalid("returned other values than tensors; expected them by name")
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
@@ -173,6 +179,8 @@ class TensorVectorEnv:
         reward, *flags = (self._check_and_copy(x, (), n) for x, n in zip(given, names, strict=True))
         terminated, truncated = (flag.bool() for flag in flags)
         ended, reward = terminated | truncated, reward.float()
+        numeric_flags = (flag == flag.bool() for flag in flags if flag.dtype != torch.bool)
+        are_valid = torch.cat([reward.isfinite(), *numeric_flags])
         (obs, is_valid), mask = self._pack_obs(given_obs), self._read_mask(given_obs, info)
         final_obs, end_is_valid = None, self._true
         if not self.is_pure and self._num_steps == 1 and not self._has_extra:
@@ -191,12 +199,14 @@ class TensorVectorEnv:
                 mask = torch.where(_expand(ended, mask), first_mask, mask)
         elif may_have_ended and self.has_final_obs:
             given_final = info.get("final_obs", info.get("final_observation"))  # as ManiSkill
-            paths = [] if given_final is None else [leaf.path for leaf in self._layout.leaves]
-            is_same = [get_part(given_final, path) is get_part(given_obs, path) for path in paths]
-            if paths and all(is_same) and (self.is_pure or ended.any()):
-                raise Invalid("returned obs as info['final_obs']; expected a copy before the reset")
             if given_final is not None:
                 final_obs, end_is_valid = self._pack_obs(given_final, ended, "info['final_obs']")
+                paths = [leaf.path for leaf in self._layout.leaves]
+                pairs = ((get_part(given_final, path), get_part(given_obs, path)) for path in paths)
+                # Views of one memory are one, too; tracing knows nothing of them.
+                same = (x is y if self.is_pure else x.data_ptr() == y.data_ptr() for x, y in pairs)
+                if all(same) and (self.is_pure or ended.any()):
+                    raise Invalid("returned obs as info['final_obs']; expected a copy of the end")
             elif self.is_pure or ended.any():
                 text = "returned no info['final_obs']; expected it, or a method reset_rows"
                 raise Invalid(f"{text}, or has_final_obs = False")
@@ -205,7 +215,7 @@ class TensorVectorEnv:
         step = TimeStep(
             obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs
         )
-        checks = [reward.isfinite().all(), is_valid, end_is_valid, self._has_choices(mask)]
+        checks = [are_valid.all(), is_valid, end_is_valid, self._has_choices(mask)]
         return step, torch.stack(checks), mask
 
     def run_fused_steps(
@@ -257,8 +267,8 @@ class TensorVectorEnv:
             wrong = [name for name, each in by_name if not each.all()]
             raise EnvError(
                 f"{self.name}: {call_name} returned, up to step {self._num_steps}, a wrong "
-                f"{' or '.join(wrong)}: a number that is not finite as float32 or outside its "
-                "space, or a mask that allows nothing; repair the simulator"
+                f"{' or '.join(wrong)}: a number that is not finite as float32, outside its space "
+                "or no flag, or a mask that allows nothing; repair the simulator"
             )
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -335,7 +345,7 @@ class TensorVectorEnv:
             if isinstance(value, Tensor):
                 given = f"of shape {tuple(value.shape)}" + " and complex" * value.is_complex()
             raise Invalid(f"returned {name} {given}; expected a tensor of shape {shape}")
-        return value.to(self.device, copy=True, memory_format=torch.contiguous_format)
+        return value.detach().to(self.device, copy=True, memory_format=torch.contiguous_format)
 
     def _has_choices(self, mask: Tensor | None) -> Tensor:
         """Return whether masks allow something in each discrete component, 0-d; true for None."""

@@ -125,17 +125,19 @@ class MetricsLog:
         """
         self._state["env_steps"] = env_steps
         head = {"env_steps": env_steps, "iteration": iteration, "phase": phase}
-        values = self._append(METRICS_FILE, head, record)
+        values = self.append(METRICS_FILE, head, record)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._call_sinks(lambda sink: sink.write(finite, env_steps))
         self._call_display(lambda display: display.show_metrics(values, env_steps))
 
-    def write_epoch(self, record: Values, head: dict[str, Any]) -> None:
-        """Write the means over one epoch into `epochs.jsonl`, behind the fields of `head`."""
-        self._append(EPOCHS_FILE, head, record)
+    def append(self, name: str, head: dict[str, Any], record: Values) -> Values:
+        """Append a row to a file, with null for NaN and infinity; return the values in order.
 
-    def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
-        """Append a row to a file, with null for NaN and infinity; return the values in order."""
+        Args:
+            name: name of the file, `metrics.jsonl` or `epochs.jsonl`.
+            head: first fields of the row.
+            record: metrics.
+        """
         values = {name: float(record[name]) for name in {**METRICS, **record} if name in record}
         if (file := self._files.get(name)) is not None:
             seconds = round(self._earlier_seconds + monotonic() - self._started, 3)

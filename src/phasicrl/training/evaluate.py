@@ -147,14 +147,11 @@ class SavedAgent:
             raise ValueError(f"{given}; expected {rule} ({error})") from None
         return agent.eval()
 
-    def run_episodes(
-        self, agent: Agent, envs: VectorEnv, levels: Levels, *, policy: ActionSelection,
-        **options: Any,
-    ) -> Evaluation:  # fmt: skip
+    def run_episodes(self, agent: Agent, envs: VectorEnv, levels: Levels, **how: Any) -> Evaluation:
         """Run episodes of the agent with the run's precision, see `run_agent_episodes`."""
-        options["precision"] = self.config.compute.policy_precision
-        played = evaluation.run_agent_episodes(agent, envs, policy=policy, **options)
-        return Evaluation(policy, *played, levels)
+        precision = self.config.compute.policy_precision
+        played = evaluation.run_agent_episodes(agent, envs, precision=precision, **how)
+        return Evaluation(how["policy"], *played, levels)
 
 
 def evaluate(

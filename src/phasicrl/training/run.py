@@ -30,7 +30,7 @@ from phasicrl.optimize import DivergedError, MeanAccumulator, make_diverged_erro
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import ChunkMakers, hash_tensors, save_checkpoint
 from phasicrl.runs.console import format_duration
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from phasicrl.runs.parts import OLD_POLICY_PREFIX
 from phasicrl.spaces import describe_spaces
@@ -193,7 +193,7 @@ class Run(AbstractContextManager["Run"]):
         if self.config.log.epochs:
             record = self.world.average_record(accumulator.pop_means())
             head = {"env_steps": self.env_steps, "iteration": self.iteration, "kind": phase}
-            self.metrics_log.write_epoch(record, head | {"epoch": epoch + 1})
+            self.metrics_log.append(EPOCHS_FILE, head | {"epoch": epoch + 1}, record)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics of your own, such as `{"own/level": 3}`, to those of the current iteration.

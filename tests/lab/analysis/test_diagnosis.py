@@ -112,16 +112,13 @@ def test_settings_excuse_problems(tmp_path: Path) -> None:
     assert names(large, tmp_path, **{"reward_norm.per": "none"}) == ["Rewards too large"]
 
 
-@pytest.mark.parametrize(
-    ("metric", "values", "problem", "changes"),
-    [
-        ("charts/episodic_length", np.full(40, 200.0), "Episodes of one length", {}),
-        ("losses/entropy", np.linspace(2.7, 0.1, 40), "Entropy collapsed", {}),
-        ("losses/value_loss", np.geomspace(0.1, 30, 40), "Diverging values", {}),
-        ("gradients/policy_norm", np.linspace(3, 9, 40), "Gradients always clipped",
-         {"ppo.max_grad_norm": 0.5}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("metric", "values", "problem", "changes"), [
+    ("charts/episodic_length", np.full(40, 200.0), "Episodes of one length", {}),
+    ("losses/entropy", np.linspace(2.7, 0.1, 40), "Entropy collapsed", {}),
+    ("losses/value_loss", np.geomspace(0.1, 30, 40), "Diverging values", {}),
+    ("gradients/policy_norm", np.linspace(3, 9, 40), "Gradients always clipped",
+     {"ppo.max_grad_norm": 0.5}),
+])  # fmt: skip
 def test_a_run_that_improves_may_have_what_is_a_problem_in_others(
     metric: str, values: np.ndarray, problem: str, changes: dict[str, object], tmp_path: Path
 ) -> None:

@@ -186,14 +186,11 @@ def test_unsuitable_references_are_refused(tmp_path: Path, monkeypatch: pytest.M
         read_reference_curves(Path("zoos"), RETURN, end_by_task=ends)
 
 
-@pytest.mark.parametrize(
-    ("env", "names"),
-    [
-        ("gymnasium:CartPole-v1", "cleanrl, slm-lab, zoo"),
-        ("envpool:Humanoid-v4", "cleanrl, slm-lab, tianshou"),
-        ("toy:Corridor", "nothing else"),
-    ],
-)
+@pytest.mark.parametrize(("env", "names"), [
+    ("gymnasium:CartPole-v1", "cleanrl, slm-lab, zoo"),
+    ("envpool:Humanoid-v4", "cleanrl, slm-lab, tianshou"),
+    ("toy:Corridor", "nothing else"),
+])  # fmt: skip
 def test_the_command_names_the_references_of_the_task(
     env: str, names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,24 +37,21 @@ def vary(symbol: str, field: str, values: Iterable[int], usual: int) -> dict[str
     return {f"{symbol} = {n}": {field: n} if n != usual else {} for n in values}
 
 
-@pytest.mark.parametrize(
-    ("suite", "expected"),
-    [
-        ("fig3", vary("E_π", "ppo.policy_epochs", range(1, 7), 1)),
-        ("value-epochs", vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), 1)),
-        ("fig4", vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), 6)),
-        ("fig5", vary("N_π", "aux.every", (2, 4, 8, 16, 32), 32)),
-        ("fig6", {"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
-        ("fig7", {"two networks": {}, "one network": {"model.value_path": "detached"}}),
-        ("fig9", {"values trained": {}, "values not trained": {"aux.value_coef": 0.0},
-                  "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": 2}}),
-        ("skip-aux", {"all phases": {}, "every other phase": {"aux.run_every": 2}}),
-        ("n-aux", {"N = N_π": {}, "N = N_π / 2": {"aux.iterations_per_epoch": 16},
-                   "N = N_π / 4": {"aux.iterations_per_epoch": 8},
-                   "the last N_π / 4 alone":
-                       {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"}}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("suite", "expected"), [
+    ("fig3", vary("E_π", "ppo.policy_epochs", range(1, 7), 1)),
+    ("value-epochs", vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), 1)),
+    ("fig4", vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), 6)),
+    ("fig5", vary("N_π", "aux.every", (2, 4, 8, 16, 32), 32)),
+    ("fig6", {"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
+    ("fig7", {"two networks": {}, "one network": {"model.value_path": "detached"}}),
+    ("fig9", {"values trained": {}, "values not trained": {"aux.value_coef": 0.0},
+              "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": 2}}),
+    ("skip-aux", {"all phases": {}, "every other phase": {"aux.run_every": 2}}),
+    ("n-aux", {"N = N_π": {}, "N = N_π / 2": {"aux.iterations_per_epoch": 16},
+               "N = N_π / 4": {"aux.iterations_per_epoch": 8},
+               "the last N_π / 4 alone":
+                   {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"}}),
+])  # fmt: skip
 def test_arms_have_the_sources_values_and_change_nothing_else(suite: str, expected: Any) -> None:
     assert arms(suite, "bigfish") == expected
 
