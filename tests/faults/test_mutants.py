@@ -48,7 +48,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("phases.py", STEP + FOLLOW, FOLLOW + STEP, f"{EWMA} average"),
     ("phases.py", "learner.proximal.reset(agent)", "pass", f"{EWMA} average"),
     ("phases.py", "(*samples.inputs, samples.action_mask)", "samples.inputs", f"{PHASES} masks"),
-    ("phases.py", "(learner.is_auxiliary_phase_due or ", "(", f"{PHASES} statistics_count"),
+    ("phases.py", "if not learner.ends_aux_interval:", "if True:", f"{PHASES} statistics_count"),
     ("phases.py", "agent.value_normalizer.denormalize(value)", "value", f"{PHASES} units"),
     ("training/evaluation.py", "AgentInput(step.obs, ended,",
      "AgentInput(step.obs, ended & False,", "tests/training/test_evaluate.py -k memory"),

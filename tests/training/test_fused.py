@@ -151,7 +151,9 @@ def test_columns_are_known_by_their_names() -> None:
 
 
 def test_a_wrong_number_is_named_as_the_simulators() -> None:
-    with pytest.raises(EnvError, match=r"simulated: step.*up to step 9.*reward: .*not finite"):
+    with pytest.raises(
+        EnvError, match=r"simulated: step.*up to step 9.*reward or flag: .*not finite"
+    ):
         collect(FusedCollector, Infinite, "none", "separate", False)
 
 
