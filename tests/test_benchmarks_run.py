@@ -247,6 +247,7 @@ def test_every_figure_has_its_command_and_its_place_on_a_page() -> None:
     assert there == FIGURES.keys() == on_pages(r"figures/([\w-]+\.png)\)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_has_six_lines_a_panel_at_most_and_says_what_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -281,6 +281,7 @@ def test_slips_in_python_are_answered_with_what_is_right(
         function(**given)
 
 
+@pytest.mark.long
 def test_the_folder_of_a_sweep_is_taken_where_runs_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

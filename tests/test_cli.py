@@ -67,8 +67,8 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
         assert "--make-env" in text and (own in text or command[0] == "train")
         more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []
         assert main([*command, *more, f"--make-env={own}"]) == 0, command
-        nested = ["--make-env", "tests:corridor.corridor"]
-        assert main([*nested, *command, *more]) == 0, f"{command} after the option"
+    nested = ["--make-env", "tests:corridor.corridor"]
+    assert main([*nested, "evaluate", run, "--episodes", "2"]) == 0, "a command after the option"
     vectors = [*words[2:], "--output-dir", str(tmp_path / "vectors"), "--make-env"]
     assert main(["train", "classic-ppo", *vectors, "tests.envs.simulators:make_counting"]) == 0
     (run,) = map(str, (tmp_path / "vectors").iterdir())
@@ -187,11 +187,10 @@ def test_a_tilde_is_the_home_folder(
     assert main(["report", "--output=~/page.html", name]) == 0 and (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "has_traceback"),
-    [(MemoryError("x"), 2, False), (ValueError("x"), 2, False), (RuntimeError("x"), 1, True),
-     (KeyboardInterrupt(), 130, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "code", "has_traceback"), [
+    (MemoryError("x"), 2, False), (ValueError("x"), 2, False), (RuntimeError("x"), 1, True),
+    (KeyboardInterrupt(), 130, False),
+])  # fmt: skip
 def test_errors_have_exit_codes_and_only_bugs_a_traceback(
     error: BaseException, code: int, has_traceback: bool,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

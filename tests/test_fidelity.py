@@ -79,10 +79,9 @@ def compute_dist_params(run: Run, samples: Rollout | PolicySamples) -> Tensor:
         return run.agent.policy(samples.obs, samples.first, samples.state)[0].dist_params
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["compat-baselines-ppo-mujoco", "compat-cleanrl-ppo-continuous", "compat-spinningup-ppo"],
-)
+@pytest.mark.parametrize("name", [
+    "compat-baselines-ppo-mujoco", "compat-cleanrl-ppo-continuous", "compat-spinningup-ppo",
+])  # fmt: skip
 def test_environments_get_clipped_actions_and_policies_draws(name: str, tmp_path: Path) -> None:
     """Spinning Up does not clip."""
     env = Slider()

@@ -57,9 +57,9 @@ def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_pa
     assert train(config, make_env=Image).collector.episodes.recent_mean_return > 4.5
 
 
-@pytest.mark.parametrize(
-    ("preset", "least"), [("pendulum", -250), ("invertedpendulum", 950), ("acrobot", -85)]
-)
+@pytest.mark.parametrize(("preset", "least"), [
+    ("pendulum", -250), ("invertedpendulum", 950), ("acrobot", -85),
+])  # fmt: skip
 def test_small_tasks_are_learned(preset: str, least: float, tmp_path: Path) -> None:
     """The middle one of three seeds counts: one in ten may end below, by rounding."""
     configs = (quiet(f"{preset}-ppo", tmp_path, seed=seed) for seed in (101, 102, 103))
@@ -72,10 +72,9 @@ def test_masked_cartpole_needs_a_memory(memory: str, low: int, high: int, tmp_pa
     assert low <= greedy_return(config, 20) < high
 
 
-@pytest.mark.parametrize(
-    ("masks", "memory", "low", "high"),
-    [(True, "lstm", 11.9, 12.1), (False, "lstm", 0, 7), (True, "none", 0, 6)],
-)
+@pytest.mark.parametrize(("masks", "memory", "low", "high"), [
+    (True, "lstm", 11.9, 12.1), (False, "lstm", 0, 7), (True, "none", 0, 6),
+])  # fmt: skip
 def test_a_long_code_needs_masks_and_memory(
     masks: bool, memory: str, low: float, high: float, tmp_path: Path
 ) -> None:

@@ -193,10 +193,9 @@ def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, 
 
 @pytest.mark.filterwarnings("ignore:.*( is left out|as in )")
 @pytest.mark.usefixtures("small_presets")
-@pytest.mark.parametrize(
-    "page",
-    [page if page in SHORT else pytest.param(page, marks=pytest.mark.long) for page in PAGES],
-)
+@pytest.mark.parametrize("page", [
+    page if page in SHORT else pytest.param(page, marks=pytest.mark.long) for page in PAGES
+])  # fmt: skip
 def test_the_commands_of_a_page_run(
     page: str, folder: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:

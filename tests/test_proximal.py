@@ -137,10 +137,9 @@ def test_scaled_there_and_back_is_the_same(factor: float) -> None:
         assert now == expected, path
 
 
-@pytest.mark.parametrize(
-    ("factor", "said"),
-    [(0.0, "above 0"), (math.nan, "above 0"), (0.3, "env.num_envs 19.2"), (64, "aux.every")],
-)
+@pytest.mark.parametrize(("factor", "said"), [
+    (0.0, "above 0"), (math.nan, "above 0"), (0.3, "env.num_envs 19.2"), (64, "aux.every"),
+])  # fmt: skip
 def test_a_batch_that_cannot_be_is_refused(factor: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         scale_batch(get_preset("procgen-ppg"), factor)

@@ -35,6 +35,7 @@ def run(folder: Path, chosen: str, *words: str) -> tuple[int, list[str]]:
     (folder / "pytest.ini").touch()
     (folder / "test_it.py").write_text(TESTS)
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p tests.rerun"}
+    plugins["PYTEST_DEBUG_TEMPROOT"] = str(folder)  # else it deletes folders of earlier tests
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--rerun-failed", *words, "-k", chosen],
         cwd=folder, env=os.environ | plugins | {"PYTHONPATH": str(ROOT)},

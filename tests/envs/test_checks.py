@@ -158,10 +158,9 @@ def test_the_environments_own_traceback_is_attached(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [("reset raises", "RuntimeError: no level today"), ("reset without info", r"\(obs, info\)")],
-)
+@pytest.mark.parametrize(("fault", "message"), [
+    ("reset raises", "RuntimeError: no level today"), ("reset without info", r"\(obs, info\)"),
+])  # fmt: skip
 def test_faults_of_a_reset(mode: Mode, fault: str, message: str) -> None:
     home = os.getpid()
     made = iter(["nothing", fault, fault])  # for the probe, then for those that are stepped

@@ -174,6 +174,7 @@ def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     assert any("s2-0/runs/run: no episode has ended" in text for text in texts)
 
 
+@pytest.mark.long
 def test_pages_of_a_sweep_with_all_that_may_be_in_one(tmp_path: Path) -> None:
     """Trials without data, an arm in which no episode ended, runs of one iteration."""
     pytest.importorskip("matplotlib")

@@ -68,10 +68,8 @@ CASES: dict[str, tuple[Callable[[Path], Config], MakeEnv | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[pytest.mark.long] * (case in ("of all kinds", "images")))
-    for case in CASES
-])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: Path) -> None:
     config, make_env = CASES[case]
     run = train(config(tmp_path), make_env=make_env).directory
@@ -218,6 +216,7 @@ def test_the_newest_file_is_played(tmp_path: Path) -> None:
     assert len(play_exported(run, episodes=2, make_env=corridor).returns) == 2
 
 
+@pytest.mark.long
 def test_custom_heads_are_exported(tmp_path: Path) -> None:
     def make_head(name: str, num_features: int, num_outputs: int) -> nn.Module | None:
         hidden, last = nn.Linear(num_features, 4), nn.Linear(4, num_outputs)

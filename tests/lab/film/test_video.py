@@ -309,6 +309,7 @@ def test_numbers_and_names_that_no_film_has_are_refused(wrong: dict[str, Any]) -
             film("no run", output=cast(Any, kind(name)))
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_film_that_pygame_draws(tmp_path: Path) -> None:
     words = ["video", "cartpole-ppg", "--episodes", "1", "--output", str(tmp_path / "x.mp4")]
     code = "import signal; from phasicrl import cli; from phasicrl.lab.film import filming\n"
