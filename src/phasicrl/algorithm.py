@@ -35,15 +35,12 @@ def learn(run: Run) -> None:
         # network, with a penalty on changes of π
         if learner.is_auxiliary_phase_due:
             run.record |= auxiliary_phase(
-                learner,
-                buffer,
-                on_stage=run.show,
-                on_epoch=run.log_epoch,
+                learner, buffer, on_stage=run.show, on_epoch=run.log_epoch,
                 on_epoch_start=run.back_up_and_maybe_save,
-            )
-        # Keep the rollouts for the phase that is left out at the end of a run, in case it is
-        # resumed with more steps
-        if buffer.is_full and (learner.is_auxiliary_phase_due or not learner.ends_aux_interval):
+            )  # fmt: skip
+        # Keep the rollouts for the phase that is skipped at the end of a run, in case it is resumed
+        # with more steps
+        if buffer.is_full and not learner.is_last_auxiliary_phase_skipped:
             buffer.clear()
 
         # Log the metrics, call the callbacks; evaluate and save a checkpoint if either is due

@@ -95,8 +95,13 @@ class Learner:
         return self.ends_aux_interval and self.env_steps < self.config.budget
 
     @property
+    def is_last_auxiliary_phase_skipped(self) -> bool:
+        """Return whether an auxiliary phase would be due if the run were longer."""
+        return self.ends_aux_interval and not self.is_auxiliary_phase_due
+
+    @property
     def ends_aux_interval(self) -> bool:
-        """Return whether an auxiliary phase is due, or left out as the run is at its end."""
+        """Return whether an auxiliary phase is due, or skipped as the run is at its end."""
         is_last = self.iteration > 0 and self.iteration % self.config.aux_phase_interval == 0
         return self.config.has_auxiliary_phase and is_last
 

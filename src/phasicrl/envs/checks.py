@@ -109,14 +109,16 @@ def close_env(name: str, env: Any) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def has_mask(info: Mapping[str, Any]) -> bool:
+def has_mask(info: Mapping[str, Any], *envs: object) -> bool:
     """Return whether an `info` has action masks.
 
     Raises:
-        Invalid: it has them by the name `action_masks`.
+        Invalid: it has them by the name `action_masks`, or only a method of an environment has.
     """
     if f"{MASK}s" in info and MASK not in info:
         raise Invalid(f"returned '{MASK}s' in info; expected {MASK!r}, or env.action_masks False")
+    if MASK not in info and any(hasattr(env, f"{MASK}s") for env in envs):
+        raise Invalid(f"returned no {MASK!r} in info; expected it, from {MASK}s()")
     return MASK in info
 
 

@@ -126,9 +126,7 @@ class TensorVectorEnv:
         with self._guard_call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self._has_extra = warn_of_extra_obs_keys(name, properties, obs)
-            has_masks = self._widths and (self._masks_in_obs or has_mask(info))
-            if self._widths and not has_masks and hasattr(simulator, f"{MASK}s"):
-                raise Invalid(f"returned no {MASK!r} in info; expected it, from {MASK}s()")
+            has_masks = self._widths and (self._masks_in_obs or has_mask(info, simulator))
             self.mask_size = sum(self._widths) if has_masks else 0
             self._first_obs: _FirstObs | None = (*self._pack_obs(obs), self._read_mask(obs, info))
         if can_save:

@@ -101,12 +101,11 @@ class CustomVectorEnv(NumpyVectorEnv):
         self._widths = get_nvec(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
             _, info = self._first_reset = self._reset_envs(seed=local.base_seed + local.first_index)
-            source = properties.mask_source or ("info" if self._widths and has_mask(info) else None)
             base = getattr(vector, "unwrapped", vector)
             parts = [x.unwrapped for x in base.envs] if isinstance(base, SyncVectorEnv) else [base]
-            if self._widths and not source and any(hasattr(x, f"{MASK}s") for x in parts):
-                raise Invalid(f"returned no {MASK!r} in info; expected it, from {MASK}s()")
-        self._properties = replace(properties, mask_source=source, use_masks=config.action_masks)
+            if self._widths and not properties.mask_source and has_mask(info, *parts):
+                properties = replace(properties, mask_source="info")
+        self._properties = replace(properties, use_masks=config.action_masks)
         super().__init__(name, local.num_envs, self._properties)
 
     def _reset(self) -> ObsAndMask:

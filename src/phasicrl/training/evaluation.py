@@ -269,7 +269,8 @@ def run_agent_episodes(
     return run_episodes(
         act, envs, agent.initial_state(envs.num_envs), episodes=episodes,
         on_step=lambda *step: on_step(policy, *latest_choice, *step) if on_step else None,
-        on_episode_end=on_episode_end)  # fmt: skip
+        on_episode_end=on_episode_end,
+    )  # fmt: skip
 
 
 class PeriodicEvaluation:
