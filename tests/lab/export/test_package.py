@@ -196,12 +196,13 @@ def test_a_pushed_package_is_pulled_and_checked(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = Hub(tmp_path / "hub")
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    for name in ("create_repo", "upload_folder", "snapshot_download"):
+        monkeypatch.setattr(huggingface_hub, name, getattr(hub, name))
+    with pytest.raises(ValueError, match="me/my/agent"):
+        push(package, "me/my/agent", dry_run=True)
     names = push(package, "me/agent", dry_run=True)
-    assert (
-        set(names) == {*PACKAGE_FILES, HASHES_FILE} - {"policy.onnx", EVENTS_FILE} and not hub.made
-    )
+    assert set(names) == {*PACKAGE_FILES, HASHES_FILE} - {"policy.onnx", EVENTS_FILE}
+    assert not hub.made
     assert push(package, "me/agent", private=True) == names and hub.made == [("me/agent", True)]
     (tmp_path / "hub/me/agent/evil.py").write_text("1")  # is not fetched
     (tmp_path / "hub/me/agent/policy.onnx").write_text("1")  # of a package before
@@ -237,8 +238,8 @@ def test_the_calls_are_those_of_the_client_that_is_installed() -> None:
     import inspect
 
     for name, real in (
-        ("create_repo", huggingface_hub.HfApi.create_repo),
-        ("upload_folder", huggingface_hub.HfApi.upload_folder),
+        ("create_repo", huggingface_hub.create_repo),
+        ("upload_folder", huggingface_hub.upload_folder),
         ("snapshot_download", huggingface_hub.snapshot_download),
     ):
         ours = set(inspect.signature(getattr(Hub, name)).parameters) - {"self", "repository"}

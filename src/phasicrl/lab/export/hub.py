@@ -29,15 +29,16 @@ def push(
         Names of the uploaded files.
 
     Raises:
-        ValueError: the directory is not a package of `release`, or its files were changed.
+        ValueError: the directory is not a package of `release`, its files were changed, or the
+            repository cannot have this name.
         ImportError: `huggingface_hub` is missing.
     """
     hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
+    hub.utils.validate_repo_id(repository)
     names = [*check_package_hashes(package), HASHES_FILE]
     if not dry_run:
-        api = hub.HfApi()
-        api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(
             repo_id=repository, folder_path=str(package), allow_patterns=names,
             delete_patterns=[name for name in PACKAGE_FILES if name not in names],
             commit_message="Upload a package of phasicrl",
