@@ -35,7 +35,7 @@ check: lint audit site test test-long test-slow test-mjlab test-jax test-faults 
 	@if git describe --exact-match --tags HEAD >/dev/null 2>&1; then $(MAKE) fresh; fi
 
 # The original Procgen, where it can be installed; else what compares with it is skipped.
-test-long: $(READY)  ## Run the tests that take ten seconds and more
+test-long: $(READY)  ## Run the tests that take seconds and more
 	-@$(MAKE) .peers/procgen2/.ready
 	$(BIN)/pytest -n $(WORKERS) -m long $(HOUR) $(ARGS)
 
