@@ -32,20 +32,17 @@ def float64(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "loss", "slope"),
-    [
-        # Good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain.
-        (2.0, 1.5, -2.4, 0.0),
-        # Good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r.
-        (2.0, 0.5, -1.0, -1.0),
-        (-2.0, 1.5, 3.0, 3.0),  # bad and likelier: max(3, 2.4), pushed back down
-        # Bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain.
-        (-2.0, 0.5, 1.6, 0.0),
-        (2.0, 1.1, -2.2, -2.2),  # inside the range both sides are the plain surrogate
-        (-2.0, 0.9, 1.8, 1.8),
-    ],
-)
+@pytest.mark.parametrize(("advantage", "ratio", "loss", "slope"), [
+    # Good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain.
+    (2.0, 1.5, -2.4, 0.0),
+    # Good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r.
+    (2.0, 0.5, -1.0, -1.0),
+    (-2.0, 1.5, 3.0, 3.0),  # bad and likelier: max(3, 2.4), pushed back down
+    # Bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain.
+    (-2.0, 0.5, 1.6, 0.0),
+    (2.0, 1.1, -2.2, -2.2),  # inside the range both sides are the plain surrogate
+    (-2.0, 0.9, 1.8, 1.8),
+])  # fmt: skip
 def test_surrogate_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
     log_prob, old = log_ratio(ratio)
     result = objectives.surrogate_loss(log_prob, old, float64(advantage), clip=CLIP)
@@ -157,17 +154,14 @@ def test_learning_rate_by_hand(kl: float, rate: float) -> None:
     assert objectives.adapt_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("rate", "kl", "times", "end"),
-    [
-        (1e-3, 1.0, 50, 1e-5),
-        (1e-5, 1e-4, 50, 1e-2),
-        (4e-6, 1.0, 1, 4e-6),  # not raised to 1e-5 because the divergence is too large
-        (0.05, 1e-4, 1, 0.05),  # not lowered to 1e-2 because it is too small
-        (4e-6, 1e-4, 1, 6e-6),
-        (0.06, 1.0, 1, 0.04),
-    ],
-)
+@pytest.mark.parametrize(("rate", "kl", "times", "end"), [
+    (1e-3, 1.0, 50, 1e-5),
+    (1e-5, 1e-4, 50, 1e-2),
+    (4e-6, 1.0, 1, 4e-6),  # not raised to 1e-5 because the divergence is too large
+    (0.05, 1e-4, 1, 0.05),  # not lowered to 1e-2 because it is too small
+    (4e-6, 1e-4, 1, 6e-6),
+    (0.06, 1.0, 1, 0.04),
+])  # fmt: skip
 def test_learning_rate_keeps_to_its_bounds(rate: float, kl: float, times: int, end: float) -> None:
     for _ in range(times):
         rate = objectives.adapt_learning_rate(rate, kl, target=0.01)

@@ -138,17 +138,14 @@ TREE = Dict(counts=Box(-1, 1, (3,), np.float32), stage=Discrete(4, start=1))
 COUNTS = np.zeros((2, 3))
 
 
-@pytest.mark.parametrize(
-    ("obs", "match"),
-    [
-        ({"counts": COUNTS}, "without 'stage'"),
-        (COUNTS, "without 'counts'"),
-        ({"counts": np.zeros((2, 4)), "stage": [1, 1]}, r"shape \(4,\) \(at 'counts'\)"),
-        ({"counts": np.zeros((3, 3)), "stage": [1, 1]}, r"shape \(3, 3\).*expected \(2, 3\)"),
-        ({"counts": COUNTS, "stage": [1.0, 1.0]}, r"dtype float64 \(at 'stage'\)"),
-        ({"counts": COUNTS.astype(complex), "stage": [1, 1]}, "dtype complex128"),
-    ],
-)
+@pytest.mark.parametrize(("obs", "match"), [
+    ({"counts": COUNTS}, "without 'stage'"),
+    (COUNTS, "without 'counts'"),
+    ({"counts": np.zeros((2, 4)), "stage": [1, 1]}, r"shape \(4,\) \(at 'counts'\)"),
+    ({"counts": np.zeros((3, 3)), "stage": [1, 1]}, r"shape \(3, 3\).*expected \(2, 3\)"),
+    ({"counts": COUNTS, "stage": [1.0, 1.0]}, r"dtype float64 \(at 'stage'\)"),
+    ({"counts": COUNTS.astype(complex), "stage": [1, 1]}, "dtype complex128"),
+])  # fmt: skip
 def test_observations_that_do_not_fit_are_refused(obs: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         spaces.ObservationLayout(TREE).pack(obs, 2)
@@ -167,16 +164,13 @@ def test_a_single_number_may_come_in_brackets() -> None:
             spaces.ObservationLayout(space).pack([[1, 2], [3, 4]], 2)
 
 
-@pytest.mark.parametrize(
-    ("counts", "stage", "index", "match"),
-    [
-        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 4, 2], None, ""),
-        ([[0, 0, 0], [0, 0, 0], [0, np.nan, 1]], [1, 4, 2], 2, "'counts'): [ 0. nan  1.]"),
-        ([[0, 0, 0], [np.inf, 0, 0], [0, np.nan, 1]], [1, 4, 2], 1, "'counts'): [inf  0.  0.]"),
-        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 5, 0], 1, "(at 'stage'): 5"),
-        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [0, 1, 1], 0, "(at 'stage'): 0"),
-    ],
-)
+@pytest.mark.parametrize(("counts", "stage", "index", "match"), [
+    ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 4, 2], None, ""),
+    ([[0, 0, 0], [0, 0, 0], [0, np.nan, 1]], [1, 4, 2], 2, "'counts'): [ 0. nan  1.]"),
+    ([[0, 0, 0], [np.inf, 0, 0], [0, np.nan, 1]], [1, 4, 2], 1, "'counts'): [inf  0.  0.]"),
+    ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 5, 0], 1, "(at 'stage'): 5"),
+    ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [0, 1, 1], 0, "(at 'stage'): 0"),
+])  # fmt: skip
 def test_numbers_that_cannot_be_used_are_found(
     counts: Any, stage: list[int], index: Any, match: str
 ) -> None:
@@ -230,22 +224,19 @@ MIXED = Dict(OrderedDict(go=Discrete(3), arm=ARM, flags=MultiBinary(1)))
 GOOD_ROW = [0, 9, -9, 1, 3, 1]
 
 
-@pytest.mark.parametrize(
-    ("space", "action", "match"),
-    [
-        (Discrete(3), np.array([0, 3]), "action 3 for environment 1; expected an .* 0 to 2"),
-        (Discrete(3, start=5), np.array([-1, 0]), "action -1 for environment 0"),
-        (Discrete(3), np.zeros(2), r"float64, shape \(2,\); expected a tensor of integers"),
-        (Discrete(3), np.zeros((2, 1), int), r"shape \(2, 1\); .* shape \(2,\)"),
-        (MultiDiscrete([2, 3]), np.array([[0, 0], [1, 3]]), r"1, component 1 \(1\); .* 0 to 2"),
-        (MultiBinary(2), np.array([[0, 0], [2, 1]]), r"1, component 0 \(0\); .* 0 to 1"),
-        (MIXED, np.array([GOOD_ROW, [0, 0, 0, 1, 4, 0.0]]), r"1, component 4 \(arm/1/1\);.*0 to 3"),
-        (MIXED, np.array([GOOD_ROW, [0.5, 0, 0, 1, 3, 0]]), r"1, component 0 \(go\)"),
-        (MIXED, np.array([GOOD_ROW, [0, 0, np.inf, 1, 3, 0]]), r"2 \(arm/0/1\); expected a finite"),
-        (MIXED, np.zeros((2, 5)), r"a tensor of numbers of shape \(2, 6\)"),
-        (MIXED, np.zeros((2, 6), bool), "bool"),
-    ],
-)
+@pytest.mark.parametrize(("space", "action", "match"), [
+    (Discrete(3), np.array([0, 3]), "action 3 for environment 1; expected an .* 0 to 2"),
+    (Discrete(3, start=5), np.array([-1, 0]), "action -1 for environment 0"),
+    (Discrete(3), np.zeros(2), r"float64, shape \(2,\); expected a tensor of integers"),
+    (Discrete(3), np.zeros((2, 1), int), r"shape \(2, 1\); .* shape \(2,\)"),
+    (MultiDiscrete([2, 3]), np.array([[0, 0], [1, 3]]), r"1, component 1 \(1\); .* 0 to 2"),
+    (MultiBinary(2), np.array([[0, 0], [2, 1]]), r"1, component 0 \(0\); .* 0 to 1"),
+    (MIXED, np.array([GOOD_ROW, [0, 0, 0, 1, 4, 0.0]]), r"1, component 4 \(arm/1/1\);.*0 to 3"),
+    (MIXED, np.array([GOOD_ROW, [0.5, 0, 0, 1, 3, 0]]), r"1, component 0 \(go\)"),
+    (MIXED, np.array([GOOD_ROW, [0, 0, np.inf, 1, 3, 0]]), r"2 \(arm/0/1\); expected a finite"),
+    (MIXED, np.zeros((2, 5)), r"a tensor of numbers of shape \(2, 6\)"),
+    (MIXED, np.zeros((2, 6), bool), "bool"),
+])  # fmt: skip
 def test_wrong_actions_are_refused(space: gym.Space[Any], action: Any, match: str) -> None:
     with pytest.raises(ValueError, match=f"^mine: .*{match}"):
         spaces.ActionLayout(space).check("mine", action, 2)
@@ -287,16 +278,13 @@ def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> Non
             spaces.check_spaces("mine", *pair)
 
 
-@pytest.mark.parametrize(
-    ("observation_space", "action_space", "match"),
-    [
-        *((empty, Discrete(2), "observation_") for empty in (Dict(), Tuple([]), Dict(a=Dict()))),
-        (Box(-1, 1, (0,), np.float32), Discrete(2), "observation_space"),
-        (GOOD, Tuple([]), "action_space"),
-        (GOOD, Box(0, 9, (2,), np.int64), "MultiDiscrete$"),
-        (Box(0, 255, (4, 8, 8, 3), np.uint8), Discrete(2), "ReshapeObservation"),
-    ],
-)
+@pytest.mark.parametrize(("observation_space", "action_space", "match"), [
+    *((empty, Discrete(2), "observation_") for empty in (Dict(), Tuple([]), Dict(a=Dict()))),
+    (Box(-1, 1, (0,), np.float32), Discrete(2), "observation_space"),
+    (GOOD, Tuple([]), "action_space"),
+    (GOOD, Box(0, 9, (2,), np.int64), "MultiDiscrete$"),
+    (Box(0, 255, (4, 8, 8, 3), np.uint8), Discrete(2), "ReshapeObservation"),
+])  # fmt: skip
 def test_empty_spaces_are_refused(observation_space: Any, action_space: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         spaces.check_spaces("mine", observation_space, action_space)

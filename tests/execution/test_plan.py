@@ -25,18 +25,15 @@ def plan(machine: dict[str, Any], config: Config, **compute: Any) -> Plan:
     return make_plan(config.with_updates(changes), **machine, has_images=config is IMAGES)
 
 
-@pytest.mark.parametrize(
-    ("machine", "config", "compute", "expected"),
-    [
-        (CPU, SHORT, {}, False), (CPU, LONG, {}, True), (CPU, LONG, {"compile": "off"}, False),
-        (CPU | {"has_compiler": False}, LONG, {}, False), (CPU, IMAGES, {}, False),
-        (CPU, IMAGES, {"compile": "on"}, True), (GPU, SHORT, {}, False),
-        (GPU, SHORT, {"compile": "on"}, True), (GPU, IMAGES, {}, True),
-        (GPU | {"has_compiler": False}, IMAGES, {}, False),
-        (GPU, IMAGES, {"compile": "off"}, False), (GPU, RECURRENT, {}, False),
-        (GPU, RECURRENT, {"compile": "on"}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("machine", "config", "compute", "expected"), [
+    (CPU, SHORT, {}, False), (CPU, LONG, {}, True), (CPU, LONG, {"compile": "off"}, False),
+    (CPU | {"has_compiler": False}, LONG, {}, False), (CPU, IMAGES, {}, False),
+    (CPU, IMAGES, {"compile": "on"}, True), (GPU, SHORT, {}, False),
+    (GPU, SHORT, {"compile": "on"}, True), (GPU, IMAGES, {}, True),
+    (GPU | {"has_compiler": False}, IMAGES, {}, False),
+    (GPU, IMAGES, {"compile": "off"}, False), (GPU, RECURRENT, {}, False),
+    (GPU, RECURRENT, {"compile": "on"}, False),
+])  # fmt: skip
 def test_steps_are_compiled_where_that_pays_and_works(
     machine: dict[str, Any], config: Config, compute: dict[str, Any], expected: bool
 ) -> None:
@@ -44,16 +41,13 @@ def test_steps_are_compiled_where_that_pays_and_works(
     assert plan(machine, config, **compute).compiled == expected
 
 
-@pytest.mark.parametrize(
-    ("machine", "config", "compute", "expected"),
-    [
-        (CPU, IMAGES, {}, 64), (CPU, IMAGES, {"micro_batch": 16}, 16),
-        (CPU, IMAGES, {"policy_precision": "bf16", "aux_precision": "bf16"}, 128),
-        (CPU, IMAGES, {"micro_batch": None}, None), (CPU, IMAGES, {"compile": "on"}, None),
-        (GPU, IMAGES, {}, None), (GPU, IMAGES, {"micro_batch": 512}, 512),
-        (CPU, LONG, {}, None), (CPU, LONG, {"micro_batch": 16}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("machine", "config", "compute", "expected"), [
+    (CPU, IMAGES, {}, 64), (CPU, IMAGES, {"micro_batch": 16}, 16),
+    (CPU, IMAGES, {"policy_precision": "bf16", "aux_precision": "bf16"}, 128),
+    (CPU, IMAGES, {"micro_batch": None}, None), (CPU, IMAGES, {"compile": "on"}, None),
+    (GPU, IMAGES, {}, None), (GPU, IMAGES, {"micro_batch": 512}, 512),
+    (CPU, LONG, {}, None), (CPU, LONG, {"micro_batch": 16}, None),
+])  # fmt: skip
 def test_images_go_through_the_network_in_micro_batches(
     machine: dict[str, Any], config: Config, compute: dict[str, Any], expected: int | None
 ) -> None:

@@ -93,19 +93,16 @@ def test_impala_computes_its_formula(height: int, width: int) -> None:
     torch.testing.assert_close(encoder(obs), expected.float(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "pooling", "expected"),
-    [
-        # Rows and columns −1…1 and 1…3.
-        (4, 4, "symmetric", [[16, 15], [12, 11]]),
-        # TensorFlow pads an even size by one at the end only: rows and columns 0…2 and 2…4,
-        (4, 4, "same", [[16, 14], [8, 6]]),
-        # and an odd size by one on both sides: rows and columns −1…1, 1…3 and 3…5.
-        (5, 5, "same", [[25, 24, 22], [20, 19, 17], [10, 9, 7]]),
-        (5, 4, "same", [[20, 18], [16, 14], [8, 6]]),
-        (4, 5, "same", [[20, 19, 17], [10, 9, 7]]),
-    ],
-)
+@pytest.mark.parametrize(("height", "width", "pooling", "expected"), [
+    # Rows and columns −1…1 and 1…3.
+    (4, 4, "symmetric", [[16, 15], [12, 11]]),
+    # TensorFlow pads an even size by one at the end only: rows and columns 0…2 and 2…4,
+    (4, 4, "same", [[16, 14], [8, 6]]),
+    # and an odd size by one on both sides: rows and columns −1…1, 1…3 and 3…5.
+    (5, 5, "same", [[25, 24, 22], [20, 19, 17], [10, 9, 7]]),
+    (5, 4, "same", [[20, 18], [16, 14], [8, 6]]),
+    (4, 5, "same", [[20, 19, 17], [10, 9, 7]]),
+])  # fmt: skip
 def test_pooling_by_hand(height: int, width: int, pooling: str, expected: list[list[int]]) -> None:
     """A stack of no blocks, whose convolution passes on an image that is brightest upper left."""
     shape = (height, width, 1)
@@ -239,15 +236,12 @@ OTHER = gym.spaces.Box(0, 255, (8, 12, 1), np.uint8)
 NUMBERS = gym.spaces.Box(-1, 1, (2, 2), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("space", "obs", "expected"),
-    [
-        (gym.spaces.Discrete(3), [2, 0], [[0, 0, 1], [1, 0, 0]]),
-        (gym.spaces.MultiDiscrete([2, 3]), [[1, 0], [0, 2]], [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]),
-        (gym.spaces.MultiBinary(3), [[1, 0, 1]], [[1, 0, 1]]),
-        (NUMBERS, [[[0.0, 1], [2, 3]]], [[0, 1, 2, 3]]),
-    ],
-)
+@pytest.mark.parametrize(("space", "obs", "expected"), [
+    (gym.spaces.Discrete(3), [2, 0], [[0, 0, 1], [1, 0, 0]]),
+    (gym.spaces.MultiDiscrete([2, 3]), [[1, 0], [0, 2]], [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]),
+    (gym.spaces.MultiBinary(3), [[1, 0, 1]], [[1, 0, 1]]),
+    (NUMBERS, [[[0.0, 1], [2, 3]]], [[0, 1, 2, 3]]),
+])  # fmt: skip
 def test_finite_sets_become_one_hot(
     space: gym.Space[Any], obs: list[Any], expected: list[Any]
 ) -> None:

@@ -107,6 +107,28 @@ def test_an_error_in_a_callback_loses_no_iteration(tmp_path: Path, name: str, sa
     assert [row["iteration"] for row in run.files.metrics()] == [1, 2, 3, 4]
 
 
+class ZeroAtEnd(Recorder):
+    """Callbacks that set all weights to zero at the end, and note their sum at the start."""
+
+    def on_start(self, run: Run) -> None:
+        self.sum_at_start = sum(each.abs().sum().item() for each in run.agent.parameters())
+
+    def on_end(self, run: Run) -> None:
+        self._note(run, "on_end")
+        for each in run.agent.parameters():
+            each.data.zero_()
+
+
+@pytest.mark.parametrize("stop_at", [0, 2])
+def test_a_checkpoint_at_the_last_step_has_what_on_end_did(tmp_path: Path, stop_at: int) -> None:
+    config = tiny(tmp_path).with_updates({"checkpoint.every_iterations": 1})
+    run = train(config, make_env=corridor, callbacks=ZeroAtEnd(stop_at=stop_at))
+    again = resume(run.directory, make_env=corridor, callbacks=(after := ZeroAtEnd()),
+                   total_env_steps=160)  # fmt: skip
+    assert after.sum_at_start == 0 and again.env_steps == 160
+    assert again.files.metrics()[run.iteration - 1]["own/on_end"] > 0
+
+
 @pytest.mark.parametrize("method", ["on_start", "on_end"])
 @pytest.mark.parametrize("answer", [False, "stop"])
 def test_an_answer_of_on_start_or_end_is_refused(tmp_path: Path, method: str, answer: Any) -> None:

@@ -243,6 +243,9 @@ class Run(AbstractContextManager["Run"]):
         if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({LIMIT_HINT})")
+        goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
+        if stops := goal is not None and self.collector.episodes.is_full and mean >= goal:
+            self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:g}")
         self._pending_metrics |= record
         known = set(record)
         try:
@@ -252,14 +255,12 @@ class Run(AbstractContextManager["Run"]):
                     answers.append(self.callbacks.on_iteration(self, record))
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
                     raise ValueError(f"a callback returned {wrong[0]!r}; expected 'stop' or None")
+                stops |= any(answers)
                 self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
-            self.back_up_and_maybe_save()
-        goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
-        if is_solved := goal is not None and self.collector.episodes.is_full and mean >= goal:
-            self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:g}")
-        return self.world.all_reduce_any(is_solved or any(answers))
+            self.back_up_and_maybe_save(is_last=stops or self.env_steps >= self.config.budget)
+        return self.world.all_reduce_any(stops)
 
     def _write_metrics(self) -> None:
         """Write the row of metrics, with those of the user so far, unless it is empty."""
@@ -286,17 +287,18 @@ class Run(AbstractContextManager["Run"]):
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
 
-    def back_up_and_maybe_save(self) -> None:
+    def back_up_and_maybe_save(self, *, is_last: bool = False) -> None:
         """Back up the state, and save it if a checkpoint is due.
 
-        In a run of one process, a full disk causes a warning only.
+        The last state is saved by `finish`, after `on_end`. In a run of one process, a full disk
+        causes a warning only.
         """
         self.back_up_state()
         every = self.config.checkpoint
         minutes, count = every.every_minutes, every.every_iterations
         is_due = minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes
         is_due |= count is not None and not self.buffer.aux_progress and self.iteration % count == 0
-        if not self.world.all_reduce_any(self.world.is_first and is_due):
+        if not self.world.all_reduce_any(self.world.is_first and is_due and not is_last):
             return
         try:
             self._write_backup_as_checkpoint()
