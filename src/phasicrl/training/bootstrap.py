@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-RESAMPLES = 10_000
-MAX_BLOCK = 2_000_000  # 16 MB
-_TAIL = (1.0 - 0.95) / 2.0
+RESAMPLES, MAX_BLOCK, _TAIL = 10_000, 2_000_000, (1.0 - 0.95) / 2.0
+"""Resamples of an interval, numbers computed at a time (16 MB), and the part below it."""
 
 
 def bootstrap_mean_interval(values: ArrayLike) -> tuple[float, float]:

@@ -207,7 +207,8 @@ def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.M
         return original(config)
 
     monkeypatch.setattr(trials, "train", diverging)
-    run(tmp_path, seeds=(101,))
+    with pytest.warns(RuntimeWarning, match="KL penalty on .*: seed 101 diverged"):
+        run(tmp_path, seeds=(101,))
     row = next(row for row in read_csv(tmp_path / "fig6-small.csv") if row["arm"] == "KL penalty")
     curve = row["curve"].split()
     assert row["env_steps"] == "1024" and row["greedy_mean"] == "nan"

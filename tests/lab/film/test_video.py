@@ -24,6 +24,7 @@ from phasicrl.lab.film import video
 from phasicrl.lab.film.filming import enlarge, tile
 from phasicrl.lab.film.video import film
 from phasicrl.training.evaluate import Evaluation
+from tests.envs.simulators import TensorEnvs
 from tests.envs.test_vector import sync
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
@@ -217,6 +218,22 @@ def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path
     assert np.abs(cells - cells.round()).max() < 0.2
     assert set(cells[0].round()) <= {0, 1} and (np.abs(np.diff(cells.round(), axis=0)) <= 3).all()
     assert cells.max() > 0.5
+
+
+class DrawnTensors(TensorEnvs):
+    """Simulator that draws, without the attributes that only Gymnasium asks for."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> np.ndarray:
+        return np.full((self.num_envs, 16, 32, 3), 200, np.uint8)
+
+
+def test_a_simulator_is_filmed_as_it_renders(tmp_path: Path) -> None:
+    own = partial(DrawnTensors, Corridor, end="raw")
+    run = train(tiny(tmp_path), make_vector_env=own)
+    path, _ = film(run.directory, episodes=1, num_envs=1, size=16, make_vector_env=own)
+    assert read_film(path, 16, 32).min() > 190
 
 
 def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]
 """Maps scores `[..., R, T]` of R runs on each of T tasks to numbers `[...]`."""
-RESAMPLES, MAX_BLOCK = 10_000, 2_000_000
-"""Resamples of an interval, and numbers computed at a time (16 MB)."""
-_TAIL = (1.0 - 0.95) / 2.0
+RESAMPLES, MAX_BLOCK, _TAIL = 10_000, 2_000_000, (1.0 - 0.95) / 2.0
+"""Resamples of an interval, numbers computed at a time (16 MB), and the part below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,7 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
     # Larger blocks would not fit: each run is compared with each of the others.
     count = ours.size * len(theirs)
     blocks = _resample(ours, seed=0, floats_per_resample=count)
-    other_blocks = _resample(theirs, seed=1, floats_per_resample=count)
-    pairs = zip(blocks, other_blocks, strict=True)
+    pairs = zip(blocks, _resample(theirs, seed=1, floats_per_resample=count), strict=True)
     drawn = np.concatenate([_compute_win_rate(*pair) for pair in pairs])
     return Estimate(float(_compute_win_rate(ours, theirs)), *map(float, _compute_interval(drawn)))
 

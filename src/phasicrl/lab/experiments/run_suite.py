@@ -95,7 +95,8 @@ def train_and_summarize(trial: Trial) -> list[trials.Row]:
 def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     """Make a learning curve of each arm and task from the column `curve` of a suite's table.
 
-    An arm is left out on a task, with a warning, if a seed ended no episode.
+    An arm is left out on a task, with a warning, if a seed ended no episode. Seeds that diverged
+    are named in a warning: their last return counts to the end.
 
     Raises:
         ValueError: all arms are left out.
@@ -108,6 +109,9 @@ def make_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
         values = np.array([[float(point) for point in row["curve"].split()] for row in members])
         seen = np.isfinite(values).all(axis=0)
         steps = trials.make_curve_steps(int(members[0]["budget"]))
+        if lost := [row["seed"] for row in members if row.get("greedy_mean") == "nan"]:
+            text = f"{arm} on {task}: seed {', '.join(lost)} diverged; its last return counts"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if seen.any():
             curves.append(Curve(arm, Task(task), steps[seen], values[:, seen]))
             continue

@@ -139,7 +139,7 @@ class _Renderer:
             EnvError: the environment raised an error.
         """
         image, what = np.empty(0), "is not implemented"
-        text = f"render() of {type(self.env.unwrapped).__name__}"
+        text = f"render() of {type(getattr(self.env, 'unwrapped', self.env)).__name__}"
         with convert_errors(text), suppress(NotImplementedError):
             given = self._draw()
             what = f"returned a {type(given).__name__}, not an array"
@@ -208,7 +208,7 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
         pairs = zip(renderers, ended, strict=True)
         return np.stack([each.get_last_image() if end else each.draw() for each, end in pairs])
 
-    return envs, render_images, renderers[-1].env.metadata.get("render_fps") or 15
+    return envs, render_images, getattr(renderers[-1].env, "metadata", {}).get("render_fps") or 15
 
 
 def _make_gym_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list[_Renderer]) -> Any:

@@ -100,8 +100,7 @@ class RaycastCamera:
         images = SKY_BOTTOM_COLOR + (SKY_TOP_COLOR - SKY_BOTTOM_COLOR) * (self._up[:, None] + 1) / 2
         on = hits >= 0
         color = self._colors[hits[on]] * (AMBIENT + (1 - AMBIENT) * facing[on, None])
-        checkers = np.floor(points[on, :2]).sum(1) % 2 == 0
-        color[checkers & self._planes[hits[on]]] *= 0.8
+        color[(np.floor(points[on, :2]).sum(1) % 2 == 0) & self._planes[hits[on]]] *= 0.8
         images[on] = color
         return images.clip(0, 255).astype(np.uint8)
 

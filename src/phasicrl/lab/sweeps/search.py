@@ -163,7 +163,7 @@ def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
         except ValueError as error:  # these values do not go together, or not with the environment
             trial.set_user_attr("error", str(error))
             frozen = study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    reason = frozen.user_attrs.get("error", "")
+    reason = frozen.user_attrs.get("error", "a seed ended no episode" * (frozen.value is None))
     return grid.Outcome(frozen.state.name.lower(), frozen.value, reason)
 
 
