@@ -12,7 +12,7 @@ ARGS ?=
 WORKERS ?= 2
 
 # What a test may take that trains for long.
-HOUR := --timeout 3600 -o faulthandler_timeout=3700
+HOUR := -o faulthandler_timeout=3600
 
 VENV := .venv
 BIN := $(VENV)/bin

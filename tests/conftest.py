@@ -71,7 +71,7 @@ def _signals_are_given_back() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     """Seed PyTorch, so that no test depends on those before it."""
-    torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

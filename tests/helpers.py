@@ -26,6 +26,13 @@ from tests.corridor import Corridor as Corridor
 from tests.corridor import corridor as corridor
 
 
+def mark_long(cases: Iterable[Any], *but: Any) -> list[Any]:
+    """Mark all cases of a parametrized test as long but these."""
+    parts = ((case, case if isinstance(case, tuple) else (case,)) for case in cases)
+    return [case if case in but else pytest.param(*part, marks=pytest.mark.long)
+            for case, part in parts]  # fmt: skip
+
+
 class Levers(gym.Env[np.ndarray, Any]):
     """Memory, masks and actions of every kind in one small task.
 

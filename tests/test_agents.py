@@ -37,6 +37,7 @@ def test_an_agent_plays_as_its_evaluation_says() -> None:
     assert [load("cartpole-ppg").act([0.0, 0, lean, 0]) for lean in (-0.1, 0.1)] == [0, 1]
 
 
+@pytest.mark.long
 def test_an_export_is_not_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_envpool()
     monkeypatch.chdir(tmp_path)

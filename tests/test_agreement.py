@@ -69,6 +69,7 @@ def test_a_case_becomes_rows_with_the_noise_of_its_precision(agreement: ModuleTy
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
     side = importlib.import_module("references.ours").Side("float32")
     # An epoch of 5 updates, two of 2 phases.
@@ -85,6 +86,7 @@ def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleT
     assert all(np.array_equal(value, again.arrays[name]) for name, value in found.arrays.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["LSTM", "masks", "normalized values", "PPO-EWMA", "recomputed"])
 def test_the_formulas_agree_with_our_side_in_float32(agreement: ModuleType, name: str) -> None:
     case = next(x for x in agreement.CASES if x.name.startswith(name) and x.reference == "formulas")

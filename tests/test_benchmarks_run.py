@@ -137,7 +137,6 @@ def test_memory(script: ModuleType, tmp_path: Path) -> None:
 
 
 @long
-@pytest.mark.timeout(900)  # two processes that wait for each other: slow beside other work
 def test_scaling(script: ModuleType, tmp_path: Path) -> None:
     run(script, tmp_path / "scaling.csv", "--presets", "cartpole-ppo", "--rounds", "1")
     columns(tmp_path / "scaling.csv")
@@ -269,6 +268,7 @@ def test_a_figure_has_six_lines_a_panel_at_most_and_says_what_they_are(
         assert re.search("interval of the mean|range|minimum to maximum", said)
 
 
+@pytest.mark.long
 def test_the_table_of_published_runs_is_made_from_the_committed_runs(tmp_path: Path) -> None:
     FIGURES["baselines.png"](tmp_path / "baselines.png")
     assert (tmp_path / "baselines.csv").read_text() == (FOLDER / "baselines.csv").read_text()

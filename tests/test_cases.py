@@ -181,16 +181,15 @@ FROM_FIRST = [image(), image(low=-np.inf), image(1), image(np.finfo(np.float64).
 NORM = {"obs_norm.statistics": "moments"}
 
 
-@pytest.mark.parametrize(
-    ("space", "changes", "value"),
-    [*((space, IMAGE, 0) for space in FROM_BOUNDS), *((space, IMAGE, 200) for space in FROM_FIRST),
-     (image(255), MLP, 0), (image(), MLP, 200), (Box(0, 255, (12, 8), np.uint8), MLP, 0),
-     (gym.spaces.Dict(image=image(255), place=VECTOR), IMAGE, 0),
-     (gym.spaces.Dict(image=image(255), place=VECTOR), MLP, 0),
-     (gym.spaces.Dict(image=image(), place=VECTOR), MLP, 200),
-     (gym.spaces.Dict(image=image(255), other=BYTES), IMAGE, 0),
-     (gym.spaces.Dict(image=image(1), place=VECTOR), IMAGE, 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("space", "changes", "value"), [
+    *((space, IMAGE, 0) for space in FROM_BOUNDS), *((space, IMAGE, 200) for space in FROM_FIRST),
+    (image(255), MLP, 0), (image(), MLP, 200), (Box(0, 255, (12, 8), np.uint8), MLP, 0),
+    (gym.spaces.Dict(image=image(255), place=VECTOR), IMAGE, 0),
+    (gym.spaces.Dict(image=image(255), place=VECTOR), MLP, 0),
+    (gym.spaces.Dict(image=image(), place=VECTOR), MLP, 200),
+    (gym.spaces.Dict(image=image(255), other=BYTES), IMAGE, 0),
+    (gym.spaces.Dict(image=image(1), place=VECTOR), IMAGE, 0),
+])  # fmt: skip
 @pytest.mark.parametrize("num_dark", [0, 6])
 def test_floats_of_bytes_are_refused(
     tmp_path: Path, space: Any, changes: dict[str, Any], value: float, num_dark: int
@@ -202,15 +201,14 @@ def test_floats_of_bytes_are_refused(
         play(tmp_path, make_env, **changes)
 
 
-@pytest.mark.parametrize(
-    ("space", "changes", "value"),
-    [(image(1), IMAGE, 1), (image(1), IMAGE | NORM, 1), (image(255), IMAGE | NORM, 200),
-     (image(10), IMAGE, 10), (image(low=-np.inf), IMAGE, 3), (image(1), MLP, 1),
-     (Box(-500, 500, (4, 12, 3), np.float32), MLP, 200), (Box(0, 255, (12,), np.uint8), MLP, 0),
-     (Box(0, 255, (12, 5), np.uint8), MLP, 0), (Box(0, 9, (12, 12), np.uint8), MLP, 0),
-     (gym.spaces.Dict(image=image(255), place=VECTOR),
-      {"model.policy_obs": ("place",), "model.value_obs": ("place",)} | IMAGE, 200)],
-)  # fmt: skip
+@pytest.mark.parametrize(("space", "changes", "value"), [
+    (image(1), IMAGE, 1), (image(1), IMAGE | NORM, 1), (image(255), IMAGE | NORM, 200),
+    (image(10), IMAGE, 10), (image(low=-np.inf), IMAGE, 3), (image(1), MLP, 1),
+    (Box(-500, 500, (4, 12, 3), np.float32), MLP, 200), (Box(0, 255, (12,), np.uint8), MLP, 0),
+    (Box(0, 255, (12, 5), np.uint8), MLP, 0), (Box(0, 9, (12, 12), np.uint8), MLP, 0),
+    (gym.spaces.Dict(image=image(255), place=VECTOR),
+     {"model.policy_obs": ("place",), "model.value_obs": ("place",)} | IMAGE, 200),
+])  # fmt: skip
 def test_other_floats_of_three_axes_are_read(
     tmp_path: Path, space: Any, changes: dict[str, Any], value: float
 ) -> None:
@@ -257,23 +255,20 @@ def test_own_metrics_are_kept_in_own_loops(tmp_path: Path) -> None:
     assert run.files.metrics()[0]["own/lines"] == 7.0
 
 
-@pytest.mark.parametrize(
-    ("function", "given", "said"),
-    [
-        *((function, {name: given}, f"run_dir is of type {type(given).__name__}; expected a path")
-          for function, name in ((load, "path"), (evaluate, "run_dir"), (resume, "run_dir"),
-                                 (RunDirectory, "path"))
-          for given in (None, Config(), 3)),
-        (load, {"path": "quickstart", "weights": "lst"}, "weights is 'lst'; expected last or best"),
-        (evaluate, {"run_dir": "quickstart", "weights": ["last"]}, "weights is .*expected last or"),
-        (train, {"config": Config(), "make_env": "a:b"}, "make_env is 'a:b'; expected a function"),
-        *((partial(train, NOWHERE), {"resume": given}, r"phasicrl\.resume\(RUN, total_env_steps=")
-          for given in ("Auto", "runs/x", Path("runs/x"), True, None)),
-        (train, {"config": NOWHERE, "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
-        *((FITS, {x: nn.Linear(4, 2)}, f"{x} is a netw") for x in ("make_encoder", "make_head")),
-        (FITS, {"make_encoder": lambda space, features_dim: None}, r"make_encoder\(space\)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("function", "given", "said"), [
+    *((function, {name: given}, f"run_dir is of type {type(given).__name__}; expected a path")
+      for function, name in ((load, "path"), (evaluate, "run_dir"), (resume, "run_dir"),
+                             (RunDirectory, "path"))
+      for given in (None, Config(), 3)),
+    (load, {"path": "quickstart", "weights": "lst"}, "weights is 'lst'; expected last or best"),
+    (evaluate, {"run_dir": "quickstart", "weights": ["last"]}, "weights is .*expected last or"),
+    (train, {"config": Config(), "make_env": "a:b"}, "make_env is 'a:b'; expected a function"),
+    *((partial(train, NOWHERE), {"resume": given}, r"phasicrl\.resume\(RUN, total_env_steps=")
+      for given in ("Auto", "runs/x", Path("runs/x"), True, None)),
+    (train, {"config": NOWHERE, "total_env_steps": 9}, r"phasicrl\.resume\(RUN, total_env_st"),
+    *((FITS, {x: nn.Linear(4, 2)}, f"{x} is a netw") for x in ("make_encoder", "make_head")),
+    (FITS, {"make_encoder": lambda space, features_dim: None}, r"make_encoder\(space\)"),
+])  # fmt: skip
 def test_slips_in_python_are_answered_with_what_is_right(
     function: Any, given: dict[str, Any], said: str
 ) -> None:

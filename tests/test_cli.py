@@ -28,7 +28,7 @@ from tests.helpers import TRAIN, corridor, stop_at
 
 SMALL = [
     *["--total-env-steps", "256", "--env.id", "gymnasium:CartPole-v1", "--env.num-envs", "4"],
-    *["--ppo.num-steps", "16", "--log.no-tensorboard"],
+    *["--ppo.num-steps", "16", "--ppo.num-minibatches", "1", "--log.no-tensorboard"],
 ]
 
 
@@ -61,8 +61,9 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
         assert main(["train", *start, *others, "--make-env", "tests.test_cli:UNNAMED"]) == 0
     renamed = map(RunDirectory, (tmp_path / "others").iterdir())
     assert [files.env_id for files in renamed] == ["tests.test_cli.UNNAMED"] * 2
-    for line in ("evaluate {} --episodes 2", "export {}", "resume {}", "train --from {}"):
-        command = line.format(run).split()
+    lines = "evaluate {0} --episodes 2|export {0} --format torch|resume {0}|train --from {0}"
+    for line in lines.format(run).split("|"):
+        command = line.split()
         text = error_of(capsys, *command)
         assert "--make-env" in text and (own in text or command[0] == "train")
         more = ["--output-dir", str(tmp_path / "more")] if command[0] == "train" else []

@@ -287,23 +287,22 @@ def test_the_papers_settings_are_the_papers() -> None:
     assert config.env.num_envs // config.aux.num_minibatches == 16
 
 
-@pytest.mark.parametrize(
-    ("name", "rates", "returns", "batch", "updates", "clips", "entropy", "on_mse", "grad", "eps"),
-    [
-        ("compat-cleanrl-ppo", (2.5e-4, "linear"), (0.99, 0.95), (128, 4), (4, 4), (0.2, 0.2),
-         0.01, 0.25, 0.5, 1e-5),
-        ("compat-cleanrl-ppo-continuous", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10),
-         (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
-        ("compat-cleanrl-ppo-atari", (2.5e-4, "linear"), (0.99, 0.95), (128, 8), (4, 4),
-         (0.1, 0.1), 0.01, 0.25, 0.5, 1e-5),
-        ("compat-baselines-ppo-mujoco", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10),
-         (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
-        ("compat-sb3-ppo", (3e-4, "constant"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, None),
-         0.0, 0.5, 0.5, 1e-5),
-        ("compat-spinningup-ppo", (3e-4, "constant"), (0.99, 0.97), (4000, 1), (1, 80), (0.2, None),
-         0.0, 1.0, None, 1e-8),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize((
+    "name", "rates", "returns", "batch", "updates", "clips", "entropy", "on_mse", "grad", "eps",
+), [
+    ("compat-cleanrl-ppo", (2.5e-4, "linear"), (0.99, 0.95), (128, 4), (4, 4), (0.2, 0.2),
+     0.01, 0.25, 0.5, 1e-5),
+    ("compat-cleanrl-ppo-continuous", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10),
+     (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
+    ("compat-cleanrl-ppo-atari", (2.5e-4, "linear"), (0.99, 0.95), (128, 8), (4, 4),
+     (0.1, 0.1), 0.01, 0.25, 0.5, 1e-5),
+    ("compat-baselines-ppo-mujoco", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10),
+     (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
+    ("compat-sb3-ppo", (3e-4, "constant"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, None),
+     0.0, 0.5, 0.5, 1e-5),
+    ("compat-spinningup-ppo", (3e-4, "constant"), (0.99, 0.97), (4000, 1), (1, 80), (0.2, None),
+     0.0, 1.0, None, 1e-8),
+])  # fmt: skip
 def test_compatible_presets_have_the_settings_of_their_sources(
     name: str, rates: Any, returns: Any, batch: Any, updates: Any, clips: Any, entropy: float,
     on_mse: float, grad: Any, eps: float,

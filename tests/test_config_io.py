@@ -16,15 +16,12 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str) -> None:
     assert Config.from_json(get_preset(name).to_json()) == get_preset(name)
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"ppo": {"learning_rat": 1}}, "unknown field ppo.learning_rat .did you mean"),
-        ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; expected float"),
-        ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; expected int"),
-        ({"ppo": 3}, "ppo is 3"),
-    ],
-)
+@pytest.mark.parametrize(("change", "match"), [
+    ({"ppo": {"learning_rat": 1}}, "unknown field ppo.learning_rat .did you mean"),
+    ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; expected float"),
+    ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; expected int"),
+    ({"ppo": 3}, "ppo is 3"),
+])  # fmt: skip
 def test_wrong_files_are_refused_by_field(change: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Config.from_json(json.dumps({"schema": SCHEMA} | change))

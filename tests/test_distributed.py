@@ -20,17 +20,14 @@ MORE = ["ppo-value-epochs-first-kl", "ppo-obs-norm-ema-tree", "ppo-reward-norm-s
 FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
 
 
-@pytest.mark.parametrize(
-    ("size", "names"),
-    [
-        pytest.param(2, SOME, id="2"),
-        pytest.param(2, list(ranks.LOST), id="2-lost"),
-        pytest.param(2, MORE, id="2-more", marks=pytest.mark.long),
-        pytest.param(4, FEW, id="4", marks=pytest.mark.long),
-        pytest.param(2, ["ppo-compiled"], id="2-compiled", marks=pytest.mark.long),
-        pytest.param(4, [*EAGER, "ppg-compiled"], id="4-all", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("size", "names"), [
+    pytest.param(2, SOME, id="2"),
+    pytest.param(2, list(ranks.LOST), id="2-lost"),
+    pytest.param(2, MORE, id="2-more", marks=pytest.mark.long),
+    pytest.param(4, FEW, id="4", marks=pytest.mark.long),
+    pytest.param(2, ["ppo-compiled"], id="2-compiled", marks=pytest.mark.long),
+    pytest.param(4, [*EAGER, "ppg-compiled"], id="4-all", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_processes_learn_what_one_learns(tmp_path: Path, size: int, names: list[str]) -> None:
     """Three iterations on the same data: weights, losses and statistics, within float order."""
     ranks.run_ranks(tmp_path, size, ranks.measure_all, tmp_path, names, size)

@@ -48,13 +48,10 @@ def test_the_expected_examples_are_there() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == {*LEAST, "tensor_pendulum"}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "env_id"),
-    [
-        ("tensor_cartpole", "TensorCartPole", "CartPole-v1"),
-        ("tensor_pendulum", "TensorPendulum", "Pendulum-v1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "env_id"), [
+    ("tensor_cartpole", "TensorCartPole", "CartPole-v1"),
+    ("tensor_pendulum", "TensorPendulum", "Pendulum-v1"),
+])  # fmt: skip
 def test_tensor_examples_step_as_gymnasium_does(name: str, kind: str, env_id: str) -> None:
     """From each state of the simulator, Gymnasium's step leads to the same, in single precision."""
     simulator = runpy.run_path(str(FOLDER / f"{name}.py"))[kind](64)

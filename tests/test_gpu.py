@@ -106,12 +106,11 @@ def test_compiled_steps_equal_eager_ones(
     both(images(tmp_path, **changes), Image, tolerance=20 if precision == "fp32" else 100)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [torch.ones(2, 3), torch.arange(6.0).reshape(2, 3).T, torch.tensor([True, False]),
-     torch.full((2, 4, 4, 3), 200, dtype=torch.uint8)],
-    ids=["rows", "transposed", "flags", "bytes"],
-)  # fmt: skip
+@pytest.mark.parametrize("values", [
+    torch.ones(2, 3), torch.arange(6.0).reshape(2, 3).T, torch.tensor([True, False]),
+    torch.full((2, 4, 4, 3), 200, dtype=torch.uint8)],
+    ids=["rows", "transposed", "flags", "bytes",
+])  # fmt: skip
 def test_what_is_uploaded_arrives_in_any_layout_and_kind(device: str, values: torch.Tensor) -> None:
     found = Executor(Plan(device=device)).upload(values)
     assert found.device.type == device and found.tolist() == values.tolist()
@@ -202,7 +201,7 @@ def test_a_measurement_has_the_memory_of_the_device(device: str, tmp_path: Path)
 
 PRESETS = product(("procgen-ppo", "procgen-ppg", "procgen-ppg-single"), ("fp32", "bf16"))
 PROCGEN = [
-    ("cpu", "procgen-ppg", "bf16"),
+    pytest.param("cpu", "procgen-ppg", "bf16", marks=pytest.mark.long),
     *(pytest.param("cuda", *choice, marks=GPU.marks) for choice in PRESETS),
 ]
 """Cases on Procgen; tests/test_procgen.py has more on the CPU."""

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_the_process_stays_as_it_was(tmp_path: Path) -> None:
     # Without a main module: each process of environments would import it again, with torch.
     program = "import pathlib, sys; from tests import guest; guest.main(pathlib.Path(sys.argv[1]))"

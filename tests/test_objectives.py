@@ -123,11 +123,10 @@ def test_clipped_fraction_by_hand() -> None:
         assert objectives.mark_clipped_ratios(log_prob, old, clip=clip).tolist() == marked
 
 
-@pytest.mark.parametrize(
-    ("kl", "coef"),
-    [(4.51, 20.0), (4.5, 10.0), (3.0, 10.0), (2.0, 10.0), (1.99, 5.0), (0.0, 5.0), (-1.0, 5.0),
-     (math.inf, 20.0), (math.nan, 10.0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("kl", "coef"), [
+    (4.51, 20.0), (4.5, 10.0), (3.0, 10.0), (2.0, 10.0), (1.99, 5.0), (0.0, 5.0), (-1.0, 5.0),
+    (math.inf, 20.0), (math.nan, 10.0),
+])  # fmt: skip
 def test_kl_coefficient_by_hand(kl: float, coef: float) -> None:
     """The coefficient moves above 1.5 · 3 and below 3 / 1.5."""
     assert objectives.adapt_kl_coef(10.0, kl, target=3.0) == coef
@@ -144,11 +143,10 @@ def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
     assert objectives.adapt_kl_coef(coef, 0.0, target=0.01) == 5e5
 
 
-@pytest.mark.parametrize(
-    ("kl", "rate"),
-    [(4.01, 2e-3), (4.0, 3e-3), (2.0, 3e-3), (1.0, 3e-3), (0.99, 4.5e-3), (1e-9, 4.5e-3),
-     (0.0, 3e-3), (-0.5, 3e-3), (math.inf, 2e-3), (math.nan, 3e-3)],
-)  # fmt: skip
+@pytest.mark.parametrize(("kl", "rate"), [
+    (4.01, 2e-3), (4.0, 3e-3), (2.0, 3e-3), (1.0, 3e-3), (0.99, 4.5e-3), (1e-9, 4.5e-3),
+    (0.0, 3e-3), (-0.5, 3e-3), (math.inf, 2e-3), (math.nan, 3e-3),
+])  # fmt: skip
 def test_learning_rate_by_hand(kl: float, rate: float) -> None:
     """The rate moves above 2 · 2 and below 2 / 2, but not at 0: nothing moved or was measured."""
     assert objectives.adapt_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)

@@ -1,6 +1,7 @@
 """The tree keeps its own rules: size, docstrings, imports; and the set-up fits its disk."""
 
 import ast
+import functools
 import importlib.util
 import io
 import itertools
@@ -48,6 +49,7 @@ def imports_of(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def code_lines(text: str) -> set[int]:
     """Return the numbers of the lines that hold code.
 

@@ -25,7 +25,7 @@ from phasicrl.config import Config
 from phasicrl.lab.experiments import suites, trials
 from phasicrl.presets import PRESETS, Preset, get_preset
 from phasicrl.training.evaluate import Evaluation, evaluate
-from tests.helpers import run_here
+from tests.helpers import mark_long, run_here
 from tests.test_docs import TEXTS, commands, own_commands
 
 SMALLER = {
@@ -193,9 +193,7 @@ def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, 
 
 @pytest.mark.filterwarnings("ignore:.*( is left out|as in )")
 @pytest.mark.usefixtures("small_presets")
-@pytest.mark.parametrize("page", [
-    page if page in SHORT else pytest.param(page, marks=pytest.mark.long) for page in PAGES
-])  # fmt: skip
+@pytest.mark.parametrize("page", mark_long(PAGES, *SHORT))
 def test_the_commands_of_a_page_run(
     page: str, folder: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:

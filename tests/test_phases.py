@@ -583,16 +583,13 @@ def test_the_old_policy_is_computed_once_a_phase_before_it_changes(tmp_path: Pat
     assert torch.equal(last_epoch.sort().values, expected.flatten().sort().values)
 
 
-@pytest.mark.parametrize(
-    ("aux", "changes", "num_iterations", "expected"),
-    [
-        ({}, {"total_env_steps": 192}, 6, [2, 4]),  # none after the sixth
-        ({}, {"total_env_steps": 224}, 7, [2, 4, 6]),  # the seventh is trained all the same
-        ({"run_every": 2}, {"total_env_steps": 320}, 10, [4, 8]),
-        ({"every": 1}, {"total_env_steps": 100, "budget_rounding": "down"}, 3, [1, 2]),
-        ({"every": 1}, {"total_env_steps": 100, "budget_rounding": "up"}, 4, [1, 2, 3]),
-    ],
-)
+@pytest.mark.parametrize(("aux", "changes", "num_iterations", "expected"), [
+    ({}, {"total_env_steps": 192}, 6, [2, 4]),  # none after the sixth
+    ({}, {"total_env_steps": 224}, 7, [2, 4, 6]),  # the seventh is trained all the same
+    ({"run_every": 2}, {"total_env_steps": 320}, 10, [4, 8]),
+    ({"every": 1}, {"total_env_steps": 100, "budget_rounding": "down"}, 3, [1, 2]),
+    ({"every": 1}, {"total_env_steps": 100, "budget_rounding": "up"}, 4, [1, 2, 3]),
+])  # fmt: skip
 def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_last(
     tmp_path: Path, aux: dict[str, Any], changes: dict[str, Any], num_iterations: int,
     expected: list[int],

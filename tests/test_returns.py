@@ -273,14 +273,11 @@ def test_the_first_episodes_by_hand() -> None:
     assert mark_whole_episodes(first, ended, max_episodes=99).equal(counts)
 
 
-@pytest.mark.parametrize(
-    ("first", "ended"),
-    [
-        (flags("x...x.....", "x....x...."), flags("...x......", "....x.....")),
-        # One that began in the second half of the rollout before: nothing would be learned from.
-        (flags(".......x.."), flags("......x...")),
-    ],
-)
+@pytest.mark.parametrize(("first", "ended"), [
+    (flags("x...x.....", "x....x...."), flags("...x......", "....x.....")),
+    # One that began in the second half of the rollout before: nothing would be learned from.
+    (flags(".......x.."), flags("......x...")),
+])  # fmt: skip
 def test_an_episode_that_does_not_fit_is_refused(first: Tensor, ended: Tensor) -> None:
     with pytest.raises(ValueError, match=r"ppo\.num_steps"):
         mark_whole_episodes(first, ended)

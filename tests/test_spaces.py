@@ -251,11 +251,10 @@ def test_numbers_may_be_beyond_the_bounds_and_integers_may_be_floats() -> None:
     assert arrived["go"] == 2 and [x.tolist() for x in arrived["arm"]] == [[[9, -9]], [[1, 3]]]
 
 
-@pytest.mark.parametrize(
-    ("place", "env", "match"),
-    [(2, 0, r"2.0 .* 0 \(go\)"), (8, 0, r"3.0 .* 4 \(arm/1/1\)"), (7, 1, r"2.0 .* 4 \(arm/1/1\)"),
-     (9, 1, r"0.0 .* 5 \(flags\)")],
-)  # fmt: skip
+@pytest.mark.parametrize(("place", "env", "match"), [
+    (2, 0, r"2.0 .* 0 \(go\)"), (8, 0, r"3.0 .* 4 \(arm/1/1\)"), (7, 1, r"2.0 .* 4 \(arm/1/1\)"),
+    (9, 1, r"0.0 .* 5 \(flags\)"),
+])  # fmt: skip
 def test_actions_that_are_not_allowed_are_refused(place: int, env: int, match: str) -> None:
     layout, mask = spaces.ActionLayout(MIXED), np.ones((2, 11), bool)
     action = np.array([[2, 0, 0, 1, 3, 1], [0, 0, 0, 0, 2, 0]], np.float32)

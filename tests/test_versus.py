@@ -39,6 +39,7 @@ def test_ratios_are_of_the_same_round_and_of_the_same_group(versus: ModuleType) 
     assert [found["phasicrl"][key] for key in ("rate", "least", "most")] == [30, 10, 60]
 
 
+@pytest.mark.long
 def test_contestants_have_fields_that_exist_and_need_their_python_and_folder(
     versus: ModuleType, tmp_path: Path
 ) -> None:

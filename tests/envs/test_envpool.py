@@ -73,6 +73,7 @@ def random_actions(
         yield (rng.uniform(low, high, shape) if draws is None else draws).astype(space.dtype)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 @pytest.mark.parametrize("family", MASKED_RESETS)
 def test_fact_a_masked_reset_answers_in_order_and_leaves_no_reset_row(family: str) -> None:

@@ -119,6 +119,7 @@ print("ANSWER" + json.dumps(answer))
 """
 
 
+@pytest.mark.long
 def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
     """In a process of its own, as if the machine had none.
 

@@ -162,6 +162,7 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path, task:
     assert film(run.directory, episodes=2, size=16)[1].lengths == (4, 4)
 
 
+@pytest.mark.long
 @needs_envpool
 def test_lives_end_episodes_in_training_only() -> None:
     config = get_preset("compat-cleanrl-ppo-atari")

@@ -34,7 +34,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.training.run import Run
 from tests.corridor import Corridor
 from tests.golden import Image
-from tests.helpers import OBS_NORM, VALUE_NORM, Levers, assert_same, open_run, tiny, tiny_aux
+from tests.helpers import Levers, assert_same, mark_long, open_run, tiny, tiny_aux
 
 NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
@@ -95,7 +95,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
                   "ppo.schedule": "linear"}, Corridor),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
-    "normalized": ({"obs_norm": OBS_NORM, "value_norm": VALUE_NORM}, Corridor),
+    "normalized": ({"obs_norm.statistics": "moments", "value_norm.statistics": "moments"},
+                   Corridor),
     "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01,
                  "ppo.kl_estimate": "exact"}, Corridor),
     # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an
@@ -110,7 +111,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mark_long(
+    CASES, "separate", "detached", "shared", "early-stop", "no-clipping", "penalty", "two-rates",
+    "masks-mixed",
+))  # fmt: skip
 def test_steps_written_for_the_compiler_equal_eager_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +403,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     assert calls == ["cuda:1"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not Path("/proc/self/statm").exists() or platform.libc_ver()[0] != "glibc",
     reason="only glibc is asked",

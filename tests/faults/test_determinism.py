@@ -13,7 +13,7 @@ from phasicrl.training.evaluate import evaluate
 from phasicrl.training.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import KINDS, small
-from tests.helpers import assert_same, differences, rows_of, stop_at
+from tests.helpers import assert_same, differences, mark_long, rows_of, stop_at
 
 EVERY = CheckpointConfig(every_minutes=None, every_iterations=1)
 WATCHED: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> No
         assert _is_same(expected, _trained(config, evaluated=name == "evaluations")), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mark_long(KINDS, "ppg"))
 @pytest.mark.fault("F-13", "one seed twice is one run, two seeds are two", 1, 8)
 def test_only_the_seed_makes_another_run(tmp_path: Path, kind: str, fault: Fault) -> None:
     base = small(tmp_path, kind).with_updates({"total_env_steps": 256})

@@ -20,25 +20,20 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.run import Run
 from tests.faults import harness
 from tests.faults.conftest import Fault
-from tests.helpers import assert_same
+from tests.helpers import assert_same, mark_long
 
 
 @cache
 def unbroken(kind: str) -> tuple[tuple[dict[str, Any], Any], float]:
     """Run without interruption; return what the run left, and the seconds it took."""
     folder = Path(mkdtemp())
-    started = time.monotonic()
     harness.finish(folder, harness.begin_or_resume, folder, kind)
-    seconds = time.monotonic() - started
-    result = harness.left(folder), seconds
+    result = harness.left(folder), harness.only_run(folder).card["seconds"]
     shutil.rmtree(folder)
     return result
 
 
-@pytest.mark.parametrize("kind", [
-    kind if kind == "ppg" else pytest.param(kind, marks=pytest.mark.long)
-    for kind in harness.KINDS
-])  # fmt: skip
+@pytest.mark.parametrize("kind", mark_long(harness.KINDS, "ppg"))
 @pytest.mark.fault("F-01", "kill -9 at a random time: the resumed run is the unbroken one", 1, 34)
 def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
     expected, seconds = unbroken(kind)
@@ -75,7 +70,7 @@ def test_killed_before_an_operation_on_the_disk(
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("code", mark_long([errno.ENOSPC, errno.EIO], errno.ENOSPC))
 @pytest.mark.fault("F-06", "a full or broken disk: training continues, nothing is lost", 4, 10_000)
 def test_a_disk_that_refuses_an_operation(
     tmp_path: Path, code: int, fault: Fault, is_full: bool

@@ -20,7 +20,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.spaces import ActionLayout, get_nvec
 from tests.faults.conftest import Fault
-from tests.helpers import skip_without_envpool
+from tests.helpers import mark_long, skip_without_envpool
 
 skip_without_envpool()
 BEFORE, AFTER = 250, 300
@@ -63,10 +63,10 @@ def assert_same(one: TimeStep, other: TimeStep) -> None:
         assert torch.equal(values, other.info[name]), name
 
 
-@pytest.mark.parametrize(
-    "family",
+@pytest.mark.parametrize("family", mark_long(
     [PROCGEN, "envpool.classic_control", "envpool.mujoco.gym", "envpool.atari", "gymnasium"],
-)
+    PROCGEN, "envpool.mujoco.gym", "gymnasium",
+))  # fmt: skip
 @pytest.mark.fault("F-20", "brought back by playing again: 300 further steps are the same", 1, 999)
 def test_brought_back_environments_go_on_alike(family: str, fault: Fault, is_full: bool) -> None:
     every = tasks(family)

@@ -86,6 +86,7 @@ def test_options_without_a_place_in_measurements_are_off(tmp_path: Path) -> None
     assert config.evaluation.every_iterations is None and config.stop_at_return is None
 
 
+@pytest.mark.long
 def test_a_trace_has_an_auxiliary_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every second phase, the trace covers two."""
     phases: list[int] = []

@@ -258,45 +258,42 @@ def test_custom_networks_of_other_floats_are_trained(tmp_path: Path) -> None:
     assert run.agent.memory.num_features == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"space": LEGS, "make_encoder": lambda _: Encoder(width=3)},
-         r"make_encoder returns Tensor torch\.float32 \(2, 3\); expected .* \(2, 4\) for .* "
-         r"\(\(2, 6\), \(2,\)\)$"),
-        ({"space": LEGS, "make_encoder": lambda _: Encoder(key=2)},
-         r"make_encoder raises IndexError.*; .* shape \(2, 4\) for .* \(\(2, 6\), \(2,\)\)$"),
-        ({"make_head": lambda name, size, number: nn.Linear(size, number + 1)},
-         r"'policy'.* returns Tensor torch\.float32 \(2, 3, 6\); .* shape \(2, 3, 5\) for "
-         r".* \(2, 3, 8\)$"),
-        ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
-         r"'value'.* raises RuntimeError.*; .* shape \(2, 3, 1\) for .* \(2, 3, 8\)$"),
+@pytest.mark.parametrize(("arguments", "match"), [
+    ({"space": LEGS, "make_encoder": lambda _: Encoder(width=3)},
+     r"make_encoder returns Tensor torch\.float32 \(2, 3\); expected .* \(2, 4\) for .* "
+     r"\(\(2, 6\), \(2,\)\)$"),
+    ({"space": LEGS, "make_encoder": lambda _: Encoder(key=2)},
+     r"make_encoder raises IndexError.*; .* shape \(2, 4\) for .* \(\(2, 6\), \(2,\)\)$"),
+    ({"make_head": lambda name, size, number: nn.Linear(size, number + 1)},
+     r"'policy'.* returns Tensor torch\.float32 \(2, 3, 6\); .* shape \(2, 3, 5\) for "
+     r".* \(2, 3, 8\)$"),
+    ({"make_head": lambda *about: nn.Linear(3, 1) if about[0] == "value" else None},
+     r"'value'.* raises RuntimeError.*; .* shape \(2, 3, 1\) for .* \(2, 3, 8\)$"),
     ({"make_head": partial(make_converted, "value", lambda x: x.squeeze(1).unsqueeze(1))},
      r"'value'.* returns Tensor torch\.float32 \(2, 1, 3, 1\); .* shape \(2, 3, 1\)"),
-        ({"space": LEGS, "make_encoder": lambda _: Converted(Encoder(), Tensor.squeeze)},
-         r"make_encoder returns Tensor torch\.float32 \(4,\); expected .* \(1, 4\) for .*\(1, 6"),
-        ({"space": LEGS, "make_encoder": partial(lambda one, _: one, Encoder())},
-         "make_encoder returned one network twice; expected a new one at each call"),
-        ({"make_head": partial(lambda one, name, *_: one if "value" in name else None,
-                               nn.Linear(8, 1))}, r"make_head\('aux_value', …\) returned one"),
-        *(({"space": LEGS, "make_encoder": partial(Converted, Encoder(), convert)},
-           rf"make_encoder returns {given}.*; expected a Tensor of floats .*\(2, 4\) for ")
-          for given, convert in OUTPUTS.items()),
-        *(({"make_head": partial(make_converted, name, convert)},
-           rf"make_head\('{name}', …\) returns {given}.*; expected a Tensor of floats")
-          for given, convert in OUTPUTS.items() for name in ("policy", "value", "aux_value")),
-        ({"make_encoder": lambda _: Converted(nn.Sequential(nn.ReLU(True), nn.Linear(6, 4)), abs)},
-         "make_encoder writes into its inputs; expected new tensors"),
-        ({"make_head": lambda _, *sizes: nn.Linear(*sizes, bias=False),
-          "value_norm": ValueNormConfig(statistics="ema")}, "value heads nn.Linear with a bias"),
-        ({"make_head": make_head, "value_norm": ValueNormConfig(statistics="ema")},
-         r"value_norm\.statistics is ema; expected none"),
-        ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
-        ({"model": {"encoder": "impala"}}, "model.encoder is impala"),
-        ({"model": {"policy_obs": ("actor",)}}, r"policy_obs .*actor; expected keys"),
-        ({"space": TREE, "model": {"value_obs": ("legs", "arms")}}, "value_obs have legs, arms"),
-    ],
-)  # fmt: skip
+    ({"space": LEGS, "make_encoder": lambda _: Converted(Encoder(), Tensor.squeeze)},
+     r"make_encoder returns Tensor torch\.float32 \(4,\); expected .* \(1, 4\) for .*\(1, 6"),
+    ({"space": LEGS, "make_encoder": partial(lambda one, _: one, Encoder())},
+     "make_encoder returned one network twice; expected a new one at each call"),
+    ({"make_head": partial(lambda one, name, *_: one if "value" in name else None,
+                           nn.Linear(8, 1))}, r"make_head\('aux_value', …\) returned one"),
+    *(({"space": LEGS, "make_encoder": partial(Converted, Encoder(), convert)},
+       rf"make_encoder returns {given}.*; expected a Tensor of floats .*\(2, 4\) for ")
+      for given, convert in OUTPUTS.items()),
+    *(({"make_head": partial(make_converted, name, convert)},
+       rf"make_head\('{name}', …\) returns {given}.*; expected a Tensor of floats")
+      for given, convert in OUTPUTS.items() for name in ("policy", "value", "aux_value")),
+    ({"make_encoder": lambda _: Converted(nn.Sequential(nn.ReLU(True), nn.Linear(6, 4)), abs)},
+     "make_encoder writes into its inputs; expected new tensors"),
+    ({"make_head": lambda _, *sizes: nn.Linear(*sizes, bias=False),
+      "value_norm": ValueNormConfig(statistics="ema")}, "value heads nn.Linear with a bias"),
+    ({"make_head": make_head, "value_norm": ValueNormConfig(statistics="ema")},
+     r"value_norm\.statistics is ema; expected none"),
+    ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics is moments"),
+    ({"model": {"encoder": "impala"}}, "model.encoder is impala"),
+    ({"model": {"policy_obs": ("actor",)}}, r"policy_obs .*actor; expected keys"),
+    ({"space": TREE, "model": {"value_obs": ("legs", "arms")}}, "value_obs have legs, arms"),
+])  # fmt: skip
 def test_networks_and_spaces_that_do_not_fit_are_refused(
     arguments: dict[str, Any], match: str
 ) -> None:
@@ -397,6 +394,7 @@ def test_a_custom_encoder_gets_the_groups_that_are_named(tmp_path: Path) -> None
     assert (run.agent.encoder.num_features, run.agent.value_encoder.num_features) == (2, 3)  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_a_critic_with_more_observations_learns_what_the_actor_cannot_see(tmp_path: Path) -> None:
     names: dict[str, Any] = {"model.policy_obs": ("actor",), "model.value_obs": ("critic",)}
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=2048).with_updates(

@@ -153,11 +153,10 @@ def test_encoding_leaves_the_observations_alone() -> None:
         assert torch.equal(obs, copy)
 
 
-@pytest.mark.parametrize(
-    ("shape", "channels"),
-    [((64, 64, 3), 3), ((3, 64, 64), 3), ((84, 60, 4), 4), ((4, 84, 60), 4), ((84, 84, 1), 1),
-     ((9, 84, 84), 9), ((84, 84, 16), 16), ((2, 8, 9), 2)],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "channels"), [
+    ((64, 64, 3), 3), ((3, 64, 64), 3), ((84, 60, 4), 4), ((4, 84, 60), 4), ((84, 84, 1), 1),
+    ((9, 84, 84), 9), ((84, 84, 16), 16), ((2, 8, 9), 2),
+])  # fmt: skip
 def test_layouts_are_distinguished_by_their_channels(shape: Any, channels: int) -> None:
     encoder: Any = impala(*shape)
     assert encoder.stacks[0][0].in_channels == channels

@@ -278,16 +278,13 @@ def squashed(low: float, high: float, x: float) -> float:
 SQUASHED = [[squashed(-2, 4, x), squashed(0, 1, y)] for x, y in ((-9, 0), (1, 0.5), (9, 9))]
 
 
-@pytest.mark.parametrize(
-    ("squash", "rescale", "expected"),
-    [
-        ("none", False, [[-9.0, 0.0], [1.0, 0.5], [9.0, 9.0]]),
-        ("none", True, [[-26.0, 0.5], [4.0, 0.75], [28.0, 5.0]]),
-        ("clip", False, [[-2.0, 0.0], [1.0, 0.5], [4.0, 1.0]]),
-        ("clip", True, [[-2.0, 0.5], [4.0, 0.75], [4.0, 1.0]]),
-        ("tanh", False, SQUASHED),
-    ],
-)
+@pytest.mark.parametrize(("squash", "rescale", "expected"), [
+    ("none", False, [[-9.0, 0.0], [1.0, 0.5], [9.0, 9.0]]),
+    ("none", True, [[-26.0, 0.5], [4.0, 0.75], [28.0, 5.0]]),
+    ("clip", False, [[-2.0, 0.0], [1.0, 0.5], [4.0, 1.0]]),
+    ("clip", True, [[-2.0, 0.5], [4.0, 0.75], [4.0, 1.0]]),
+    ("tanh", False, SQUASHED),
+])  # fmt: skip
 def test_environments_get_squashed_actions(squash: Any, rescale: bool, expected: Any) -> None:
     action = torch.tensor([[-9.0, 0.0], [1.0, 0.5], [9.0, 9.0]])
     head = make_head(BOX, ActionConfig(squash=squash, rescale=rescale))

@@ -51,15 +51,12 @@ def make_encoder(kind: type[Any], size: int, **model: Any) -> nn.Module:
     return kind((size, size, 3), ModelConfig(**model), generator=Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    ("channels", "blocks", "scale"),
-    [
-        ((16, 32, 32), 2, math.sqrt(1 / math.sqrt(3) / math.sqrt(2))),  # the source's
-        ((8, 8), 2, 4**-0.25),
-        ((8,), 1, 1.0),
-        ((4, 4, 4), 3, 9**-0.25),
-    ],
-)
+@pytest.mark.parametrize(("channels", "blocks", "scale"), [
+    ((16, 32, 32), 2, math.sqrt(1 / math.sqrt(3) / math.sqrt(2))),  # the source's
+    ((8, 8), 2, 4**-0.25),
+    ((8,), 1, 1.0),
+    ((4, 4, 4), 3, 9**-0.25),
+])  # fmt: skip
 def test_normalized_impala_has_its_norms(channels: Any, blocks: int, scale: float) -> None:
     """The first convolution of a stack has norm 1, those of its blocks follow the depth."""
     encoder = make_encoder(ImpalaCNN, 16, channels=channels, blocks=blocks)

@@ -97,14 +97,11 @@ def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(clock: Clo
     assert percents == [1, 5, 9, 13, 17, 21, 23]
 
 
-@pytest.mark.parametrize(
-    ("choice", "environment", "expected"),
-    [
-        ("auto", {}, True), ("auto", {"NO_COLOR": "1"}, True), ("auto", {"CI": ""}, True),
-        ("auto", {"TERM": "dumb"}, False), ("auto", {"CI": "true"}, False), ("plain", {}, False),
-        ("off", {}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("choice", "environment", "expected"), [
+    ("auto", {}, True), ("auto", {"NO_COLOR": "1"}, True), ("auto", {"CI": ""}, True),
+    ("auto", {"TERM": "dumb"}, False), ("auto", {"CI": "true"}, False), ("plain", {}, False),
+    ("off", {}, False),
+])  # fmt: skip
 def test_a_terminal_gets_the_live_display_where_somebody_can_watch(
     terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch, choice: str,
     environment: dict[str, str], expected: bool,

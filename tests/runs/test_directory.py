@@ -95,11 +95,10 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
     assert files.card == {} and files.checkpoints == []
 
 
-@pytest.mark.parametrize(
-    ("what", "argument"),
-    [("environment", "make_env"), ("encoder", "make_encoder"), ("head", "make_head"),
-     ("mask", "mask_actions")],
-)  # fmt: skip
+@pytest.mark.parametrize(("what", "argument"), [
+    ("environment", "make_env"), ("encoder", "make_encoder"), ("head", "make_head"),
+    ("mask", "mask_actions"),
+])  # fmt: skip
 def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str) -> None:
     files = _make(tiny(tmp_path))
     files.write_card({"own": {argument: "mine:make"}})

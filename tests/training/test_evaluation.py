@@ -220,6 +220,7 @@ def test_the_steps_of_the_first_episode_are_a_table_and_tensorboard_series(tmp_p
             assert series == [(int(row["step"]), pytest.approx(float(row[name]))) for row in rows]
 
 
+@pytest.mark.long
 def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
     config = evaluated(tmp_path).with_updates({"evaluation.film": True})
@@ -255,6 +256,7 @@ def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
         evaluate(run.directory, make_env=Corridor, weights="best")
 
 
+@pytest.mark.long
 def test_what_only_adorns_an_evaluation_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

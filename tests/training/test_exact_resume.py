@@ -148,18 +148,11 @@ class _Stop(Exception):
     """End of a run at the place that a test chooses."""
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"aux.optimizer": "shared", "aux.minibatch_by": "transitions"},
-        LSTM,
-        {"aux.every": 4, "aux.iterations_per_epoch": 2, "log.tensorboard": True},
-        {"aux.every": 4, "aux.iterations_per_epoch": 2, "aux.iterations_from": "last"},
-        NEW_TARGETS,
-    ],
-    ids=["own-optimizer", "one-optimizer", "lstm", "part-of-the-data", "last-data", "new-targets"],
-)
+@pytest.mark.parametrize("changes", [
+    {}, {"aux.optimizer": "shared", "aux.minibatch_by": "transitions"}, LSTM,
+    {"aux.every": 4, "aux.iterations_per_epoch": 2, "log.tensorboard": True},
+    {"aux.every": 4, "aux.iterations_per_epoch": 2, "aux.iterations_from": "last"}, NEW_TARGETS,
+], ids=["own-adam", "one-adam", "lstm", "part-of-data", "last-data", "new-targets"])  # fmt: skip
 def test_in_the_middle_of_an_auxiliary_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:

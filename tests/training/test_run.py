@@ -45,6 +45,7 @@ from tests.helpers import (
     assert_same,
     assert_same_run,
     corridor,
+    mark_long,
     open_run,
     rows_of,
     stop_at,
@@ -144,7 +145,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "aux_name", "stop"), PLACES)
+@pytest.mark.parametrize(("name", "aux_name", "stop"), mark_long(PLACES, *PLACES[::2]))
 def test_a_resumed_run_is_unbroken(tmp_path: Path, name: str, aux_name: str, stop: int) -> None:
     """Weights, moments, statistics, generators, rollouts and metrics are equal to the bit.
 
@@ -172,9 +173,10 @@ def test_a_resumed_run_is_unbroken(tmp_path: Path, name: str, aux_name: str, sto
     assert_same_run(unbroken, resumed)
 
 
-@pytest.mark.parametrize(("name", "every"), [
-    ("plain", None), ("lstm", 2), ("averaged", 4), ("obs-norm", 2), ("obs-norm-ema", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "every"), mark_long(
+    [("plain", None), ("lstm", 2), ("averaged", 4), ("obs-norm", 2), ("obs-norm-ema", 4)],
+    ("plain", None), ("lstm", 2),
+))  # fmt: skip
 def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
     name: str, every: int | None, tmp_path: Path
 ) -> None:
@@ -211,7 +213,7 @@ def test_a_longer_run_is_the_one_that_was_given_its_length_at_the_start(
         resume(short.directory, total_env_steps=256, make_env=make_env)
 
 
-@pytest.mark.parametrize("length", [None, 256, 288])
+@pytest.mark.parametrize("length", mark_long([None, 256, 288], 288))
 def test_a_longer_run_that_was_killed_can_be_resumed(length: int | None, tmp_path: Path) -> None:
     """Copies of the run at seven moments resume with no, the same or another length."""
     once, copies = CheckpointConfig(every_minutes=None), list[Path]()
@@ -365,15 +367,14 @@ def test_a_checkpoint_that_a_callback_saves_has_the_row_of_its_iteration(tmp_pat
     assert [row["iteration"] for row in run.files.metrics()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"losses/entropy": 1.0}, "losses/entropy"),
-     ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many"),
-     ({"own/text": "1"}, "own/text is '1'; expected a number"), ({"own/text": b"1"}, "own/text"),
-     ({"own/large": 10**400}, "own/large is 1000"), ({5: 3}, "metric is 5; expected its name"),
-     ({"": 3}, "metric is ''; expected its name"),
-     ([("own/x", 1.0)], r"metrics are \[.*; expected numbers by name"), (None, "metrics are None")],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "message"), [
+    ({"losses/entropy": 1.0}, "losses/entropy"),
+    ({"own/text": "high"}, "own/text is 'high'"), ({"own/many": [1, 2]}, "own/many"),
+    ({"own/text": "1"}, "own/text is '1'; expected a number"), ({"own/text": b"1"}, "own/text"),
+    ({"own/large": 10**400}, "own/large is 1000"), ({5: 3}, "metric is 5; expected its name"),
+    ({"": 3}, "metric is ''; expected its name"),
+    ([("own/x", 1.0)], r"metrics are \[.*; expected numbers by name"), (None, "metrics are None"),
+])  # fmt: skip
 def test_an_own_metric_that_cannot_be_logged_is_named(
     values: Any, message: str, tmp_path: Path
 ) -> None:
@@ -433,7 +434,7 @@ def test_what_a_run_lacks_at_its_end_is_written_by_a_resume(tmp_path: Path) -> N
 def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, saved = Clock(), list[int]()
 
-    def save(run: Run) -> None:
+    def save(run: Run, _: str = "") -> None:
         saved.append(run.iteration)
         run._last_save = clock.now
 
@@ -598,10 +599,10 @@ def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory
         assert torch.equal(rollout.next_value[:, :-1][goes_on], rollout.value[:, 1:][goes_on])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [
-    pytest.param({}, marks=pytest.mark.long),
-    {"value_norm.statistics": "ema", "ppo.value_clip": 0.2, "model.value_path": "shared"},
-    pytest.param({"ppo.recompute_advantages": True, "aux": tiny_aux()}, marks=pytest.mark.long),
+    {}, {"value_norm.statistics": "ema", "ppo.value_clip": 0.2, "model.value_path": "shared"},
+    {"ppo.recompute_advantages": True, "aux": tiny_aux()},
 ])  # fmt: skip
 def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
     tmp_path: Path, changes: dict[str, Any]

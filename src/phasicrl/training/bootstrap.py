@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES, MAX_BLOCK, _TAIL = 10_000, 2_000_000, (1.0 - 0.95) / 2.0
-"""Resamples of an interval, numbers computed at a time (16 MB), and the part below it."""
+"""Resamples of an interval, numbers computed at a time (16 MB), and the part of the resamples
+below it."""
 
 
 def bootstrap_mean_interval(values: ArrayLike) -> tuple[float, float]:

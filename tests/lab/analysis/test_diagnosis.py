@@ -170,6 +170,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any], Callable[[], Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trouble", PLANTED)
 def test_the_report_names_a_trouble_that_was_planted(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

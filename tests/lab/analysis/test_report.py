@@ -56,6 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config.with_updates({"ppo.clip": 0.123}), make_env=corridor).directory
 
 
+@pytest.mark.long
 def test_pages_of_a_run_without_the_end_of_an_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_page_is_whole_and_loads_nothing(run: Path) -> None:
     assert page.names.count("svg") >= 10 and "#010203" not in text and "#0405" not in text
 
 
+@pytest.mark.long
 @FEW
 def test_metrics_of_your_own_are_drawn_on_the_page_and_in_a_plot(tmp_path: Path) -> None:
     def log(run: Run, _: Any) -> None:
@@ -134,6 +136,7 @@ def test_settings_that_differ_from_the_preset_are_marked(run: Path) -> None:
     assert "changed" not in row
 
 
+@pytest.mark.long
 def test_the_parts_of_the_time_add_up(run: Path, tmp_path: Path) -> None:
     """Four seconds an iteration, of which evaluations have one."""
     files = RunDirectory(Path(shutil.copytree(run, tmp_path / "evaluated")))
@@ -158,6 +161,7 @@ def test_names_are_escaped(run: Path, tmp_path: Path) -> None:
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
 
 
+@pytest.mark.long
 def test_differences_between_runs_are_listed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

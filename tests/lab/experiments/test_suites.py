@@ -195,6 +195,7 @@ def test_a_task_that_cannot_be_trained_is_refused_before_anything_is(tmp_path: P
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_evaluation")
 def test_a_diverged_run_is_a_row_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = trials.train

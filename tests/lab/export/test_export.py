@@ -86,6 +86,7 @@ def test_a_file_has_the_outputs_and_episodes_of_the_agent(case: str, tmp_path: P
         assert played.returns == pytest.approx(wanted.returns, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_program_of_torch_export_takes_any_number_of_environments(tmp_path: Path) -> None:
     make_env = partial(Levers, masked=True)
     run = train(masked_with_memory(tmp_path), make_env=make_env).directory
@@ -128,6 +129,7 @@ def test_rounding_in_the_memory_of_images_is_accepted(tmp_path: Path) -> None:
     assert export_policy(run, make_env=make_env, observations=80).max_relative_difference < 1e-4
 
 
+@pytest.mark.long
 def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     """Discrete components are not in the order of their widths, with a number between them."""
     discrete, box = gym.spaces.Discrete, gym.spaces.Box
@@ -188,6 +190,7 @@ def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_
         assert policy({"obs": obs})["action"].shape == (num_envs,)
 
 
+@pytest.mark.long
 def test_inputs_have_shape_and_dtype_and_the_program_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def test_pixels_are_repeated_and_sides_are_even() -> None:
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [{"make_env": Image}, {"make_vector_env": sync(Image)}])
 def test_images_that_an_agent_sees_are_filmed(tmp_path: Path, own: Any, capsys: Any) -> None:
     run = train(tiny(tmp_path, model=SMALL_IMAGES, log=LogConfig(console="plain")), **own)
@@ -142,6 +143,7 @@ def test_what_a_function_makes_is_filmed(tmp_path: Path, function: Any, by_id: b
     assert read_film(output, 16, 32)[0].mean() in (pytest.approx(x, abs=4) for x in (40, 80))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [
     np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 5), np.uint8), np.zeros((0, 0, 3)),
     np.zeros((16, 32), np.uint8), np.zeros((16, 3), np.uint8), None, NotImplementedError,
@@ -170,6 +172,7 @@ def shows(render: Callable[[Any], Any]) -> type[Drawn]:
     return type("Shows", (Drawn,), {"render": render})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_vector", [False, True])
 @pytest.mark.parametrize(("largest", "kind", "channels"), [
     (1, np.float32, 3), (255, np.float64, 3), (1, np.float16, 4), (255, np.uint8, 4),
@@ -293,6 +296,7 @@ def test_a_restarted_environment_is_filmed_in_its_place(tmp_path: Path) -> None:
     np.testing.assert_allclose(shown.T, [others, second, others], atol=0.2)
 
 
+@pytest.mark.long
 def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
     config = tiny(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1"})
@@ -302,6 +306,7 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     assert len(images) > 5 and images.mean() > 150 and images.std() > 1  # a cart on white
 
 
+@pytest.mark.long
 def test_mujoco_is_filmed_without_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
     for renderer in ("MjrContext", "mjr_render"):  # what needs OpenGL

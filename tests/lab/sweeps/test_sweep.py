@@ -309,7 +309,6 @@ def has_begun(folder: Path, rows: int = 15) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path: Path) -> None:
     """Kill one process, and end the other with its parent."""
     long = small(tmp_path / "whole", "ppo", total_env_steps=150 * 64)

@@ -20,7 +20,8 @@ Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]
 """Maps scores `[..., R, T]` of R runs on each of T tasks to numbers `[...]`."""
 RESAMPLES, MAX_BLOCK, _TAIL = 10_000, 2_000_000, (1.0 - 0.95) / 2.0
-"""Resamples of an interval, numbers computed at a time (16 MB), and the part below it."""
+"""Resamples of an interval, numbers computed at a time (16 MB), and the part of the resamples
+below it."""
 
 
 @dataclass(frozen=True, slots=True)
