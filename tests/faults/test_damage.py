@@ -24,7 +24,7 @@ from tests.faults.harness import begin_or_resume, finish, left, small, start
 from tests.helpers import assert_same, corridor, rows_of, stop_at, tiny, tiny_aux
 
 Stopped = tuple[Path, dict[str, Tensor], Any]
-STOPPED, BEFORE = "step-000000000160", "step-000000000128"
+STOPPED, BEFORE = "step-000000000160-end", "step-000000000128"
 
 
 @pytest.fixture(scope="module")

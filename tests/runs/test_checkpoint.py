@@ -86,6 +86,16 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert [path.name[-3:] for path in list_checkpoints(tmp_path)] == ["020", "100"]
 
 
+def test_they_are_in_the_order_of_the_run(tmp_path: Path) -> None:
+    endings = ("10-aux-000", "10-aux-000-end", "10-aux-001", "10", "10-end", "20-aux-000")
+    order = [f"step-0000000000{ending}" for ending in endings]
+    for name in random.Random(0).sample(order, len(order)):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == order
+    save(tmp_path, 20, suffix="-end", aux_epoch=0, keep=2)
+    assert [path.name[15:] for path in list_checkpoints(tmp_path)] == ["10-end", "20-aux-000-end"]
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at // 8] ^= 1 << at % 8

@@ -37,7 +37,7 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     assert (card["seed"], card["env_steps"], card["own"]) == (3, 128, own)
     assert card["versions"]["torch"] == torch.__version__ and card["commit"] == find_commit()
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
-    assert [path.name for path in files.checkpoints] == ["step-000000000128"]
+    assert [path.name for path in files.checkpoints] == ["step-000000000128-end"]
     assert_same(files.load_weights(), run.agent.state_dict())
     tied = torch.ones(2)
     files.save_weights({"one": tied, "other": tied}, env_steps=1)
@@ -174,7 +174,9 @@ def test_the_last_rows_are_the_last_of_all(tmp_path: Path, count: int) -> None:
     assert files.last_rows(3) == []
 
 
-@pytest.mark.parametrize("link", ["metrics.jsonl", "checkpoints", "checkpoints/step-000000000128"])
+@pytest.mark.parametrize(
+    "link", ["metrics.jsonl", "checkpoints", "checkpoints/step-000000000128-end"]
+)
 def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -> None:
     folder = train(tiny(tmp_path), make_env=corridor).directory
     outside = tmp_path / "outside"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,21 @@ class ZeroAtEnd(Recorder):
             each.data.zero_()
 
 
-@pytest.mark.parametrize("stop_at", [0, 2])
-def test_a_checkpoint_at_the_last_step_has_what_on_end_did(tmp_path: Path, stop_at: int) -> None:
+@pytest.mark.parametrize(("stop_at", "fail_in"), [(0, ""), (2, ""), (0, "on_end")])
+def test_a_checkpoint_at_the_last_step_has_what_on_end_did(
+    tmp_path: Path, stop_at: int, fail_in: str
+) -> None:
     config = tiny(tmp_path).with_updates({"checkpoint.every_iterations": 1})
-    run = train(config, make_env=corridor, callbacks=ZeroAtEnd(stop_at=stop_at))
-    again = resume(run.directory, make_env=corridor, callbacks=(after := ZeroAtEnd()),
-                   total_env_steps=160)  # fmt: skip
-    assert after.sum_at_start == 0 and again.env_steps == 160
-    assert again.files.metrics()[run.iteration - 1]["own/on_end"] > 0
+    callbacks = ZeroAtEnd(stop_at=stop_at, fail_in=fail_in)
+    with pytest.raises(KeyError) if fail_in else nullcontext():
+        train(config, make_env=corridor, callbacks=callbacks)
+    (folder,) = tmp_path.iterdir()
+    if fail_in:  # mended, and run again
+        resume(folder, make_env=corridor, callbacks=ZeroAtEnd())
+    after = ZeroAtEnd()
+    run = resume(folder, make_env=corridor, callbacks=after, total_env_steps=160)
+    assert after.sum_at_start == 0 and run.env_steps == 160
+    assert run.files.metrics()[(stop_at or 4) - 1]["own/on_end"] > 0
 
 
 @pytest.mark.parametrize("method", ["on_start", "on_end"])

@@ -163,9 +163,9 @@ def test_in_the_middle_of_an_auxiliary_phase(
     checkpoint, at = Run.back_up_and_maybe_save, config.aux.every
     epochs: list[int] = []
 
-    def stop_at_each(run: Run, **given: Any) -> None:
+    def stop_at_each(run: Run) -> None:
         """Stop at the phase's every epoch once, as soon as its state has been kept."""
-        checkpoint(run, **given)
+        checkpoint(run)
         progress = run.buffer.aux_progress
         if progress is not None and run.iteration == at and progress.epoch not in epochs:
             epochs.append(progress.epoch)

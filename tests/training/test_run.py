@@ -100,7 +100,7 @@ def test_a_run_stopped_by_its_callback_is_saved_and_can_be_resumed(
     run = train(config, make_env=corridor, callbacks=stop_at(2))
     files = run.files
     assert (run.iteration, run.env_steps, files.card["env_steps"]) == (2, 64, 64)
-    assert [path.name for path in files.checkpoints] == ["step-000000000064"]
+    assert [path.name for path in files.checkpoints] == ["step-000000000064-end"]
     again = resume(run.directory, make_env=corridor, callbacks=stop_at(4))
     assert again.env_steps == 128 and files.card["env_steps"] == 128
     assert resume(run.directory, make_env=corridor).env_steps == 224
@@ -448,7 +448,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     run = open_run(tiny(tmp_path, checkpoint=by_time, total_env_steps=192))
     run.callbacks.on_iteration = lambda *_: clock.wait(60)
     learn(run)
-    assert saved == [0, 2, 4]  # `finish` saves the last state
+    assert saved == [0, 2, 4, 6]
     saved.clear()
     by_count = CheckpointConfig(every_minutes=None, every_iterations=4)
     learn(open_run(tiny(tmp_path, checkpoint=by_count, total_env_steps=320)))

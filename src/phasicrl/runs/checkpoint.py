@@ -2,9 +2,9 @@
 
 A checkpoint is a directory `step-000000123456` with `tensors.safetensors`, `state.json` and, within
 a PPG phase, a file (a chunk) for each of its rollouts. After two epochs of an auxiliary phase, the
-name ends in `-aux-002`. Each process of a run writes its files; those of rank 1 begin with
-`rank-001.`. `manifest.json` is written last, with the SHA-256 of every file. Loading runs no code:
-files hold numbers, strings and tensors.
+name ends in `-aux-002`; at the end of a run, after `on_end`, in `-end`. Each process of a run
+writes its files; those of rank 1 begin with `rank-001.`. `manifest.json` is written last, with the
+SHA-256 of every file. Loading runs no code: files hold numbers, strings and tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from phasicrl.config_io import SCHEMA, check_and_pop_schema, fsync_path
 from phasicrl.distributed import SINGLE_PROCESS, RankError, World
 
 MANIFEST_FILE = "manifest.json"
-_CHECKPOINT_NAME = re.compile(r"step-\d{12}(-aux-\d{3})?", re.ASCII)
+_CHECKPOINT_NAME = re.compile(r"step-\d{12}(-aux-\d{3})?(-end)?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
 ChunkMakers = dict[str, Callable[[], dict[str, Tensor]]]
@@ -59,13 +59,13 @@ class RankState(NamedTuple):
 
 def save_checkpoint(
     folder: Path, state: dict[str, Any], *, env_steps: int, keep: int,
-    aux_epoch: int | None = None, chunk_makers: ChunkMakers | None = None, run_id: str = "",
-    world: World = SINGLE_PROCESS,
+    aux_epoch: int | None = None, suffix: str = "", chunk_makers: ChunkMakers | None = None,
+    run_id: str = "", world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
     """Save a checkpoint and delete all but the last `keep`; called by all processes of a run.
 
     It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves
-    all of it or nothing.
+    all of it or nothing. One of the same name stays as it is.
 
     Args:
         folder: directory of the run's checkpoints.
@@ -74,6 +74,7 @@ def save_checkpoint(
         keep: number of checkpoints to keep.
         aux_epoch: number of finished epochs of an auxiliary phase that is due, under way or left
             out (0); None between them.
+        suffix: end of the name: empty, or "-end" to replace the checkpoint without it.
         chunk_makers: tensors with a file of their own, see `ChunkMakers`.
         run_id: id of the run.
         world: processes of the run.
@@ -82,7 +83,7 @@ def save_checkpoint(
         OSError: the checkpoint cannot be written; earlier ones are unchanged.
         RankError: another process cannot write its files.
     """
-    name = f"step-{env_steps:012d}" + ("" if aux_epoch is None else f"-aux-{aux_epoch:03d}")
+    name = f"step-{env_steps:012d}" + ("" if aux_epoch is None else f"-aux-{aux_epoch:03}") + suffix
     final, temporary = folder / name, folder / f".{name}.tmp"
     if world.broadcast_object(final.is_dir()):
         return final
@@ -108,6 +109,8 @@ def save_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if world.is_first:
+        if suffix:  # the run's end replaces what was saved before `on_end`
+            shutil.rmtree(folder / name.removesuffix(suffix), ignore_errors=True)
         for old in list_checkpoints(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)  # retried at the next checkpoint
     return final
@@ -202,7 +205,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the paths of the complete checkpoints in a directory, oldest first."""
     found = [path for path in folder.glob("step-*") if _CHECKPOINT_NAME.fullmatch(path.name)]
     # The end of an iteration sorts after its auxiliary epochs.
-    return sorted(found, key=lambda path: path.name if "aux" in path.name else f"{path.name}~")
+    return sorted(found, key=lambda path: (path.name[:17], "aux" not in path.name, path.name))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -255,12 +255,11 @@ class Run(AbstractContextManager["Run"]):
                     answers.append(self.callbacks.on_iteration(self, record))
                 if wrong := [x for x in answers if x is not None and str(x) != "stop"]:
                     raise ValueError(f"a callback returned {wrong[0]!r}; expected 'stop' or None")
-                stops |= any(answers)
                 self.log({name: record[name] for name in record if name not in known})
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
-            self.back_up_and_maybe_save(is_last=stops or self.env_steps >= self.config.budget)
-        return self.world.all_reduce_any(stops)
+            self.back_up_and_maybe_save()
+        return self.world.all_reduce_any(stops or any(answers))
 
     def _write_metrics(self) -> None:
         """Write the row of metrics, with those of the user so far, unless it is empty."""
@@ -287,18 +286,17 @@ class Run(AbstractContextManager["Run"]):
             record["evaluation/best_return"] = self._best_return
         return record | {"time/evaluation": time.perf_counter() - start}
 
-    def back_up_and_maybe_save(self, *, is_last: bool = False) -> None:
+    def back_up_and_maybe_save(self) -> None:
         """Back up the state, and save it if a checkpoint is due.
 
-        The last state is saved by `finish`, after `on_end`. In a run of one process, a full disk
-        causes a warning only.
+        In a run of one process, a full disk causes a warning only.
         """
         self.back_up_state()
         every = self.config.checkpoint
         minutes, count = every.every_minutes, every.every_iterations
         is_due = minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes
         is_due |= count is not None and not self.buffer.aux_progress and self.iteration % count == 0
-        if not self.world.all_reduce_any(self.world.is_first and is_due and not is_last):
+        if not self.world.all_reduce_any(self.world.is_first and is_due):
             return
         try:
             self._write_backup_as_checkpoint()
@@ -324,12 +322,15 @@ class Run(AbstractContextManager["Run"]):
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
             self.call_callback("on_end")
-            self.save()
+            self.save(suffix="-end")  # one from before `on_end` may be there
             self._steps_on_card = self.env_steps
             self.write_card()
 
-    def save(self) -> None:
+    def save(self, *, suffix: str = "") -> None:
         """Save a checkpoint of the current state, and the agent's weights.
+
+        Args:
+            suffix: end of the checkpoint's name: empty or "-end".
 
         Raises:
             ValueError: the weights are not finite.
@@ -337,9 +338,9 @@ class Run(AbstractContextManager["Run"]):
         """
         self._write_metrics()  # a checkpoint refers to the size of the log
         self.back_up_state()
-        self._write_backup_as_checkpoint()
+        self._write_backup_as_checkpoint(suffix)
 
-    def _write_backup_as_checkpoint(self) -> None:
+    def _write_backup_as_checkpoint(self, suffix: str = "") -> None:
         """Write the last backup as a checkpoint."""
         assert self._backup is not None
         state, chunk_makers = self._backup
@@ -356,8 +357,9 @@ class Run(AbstractContextManager["Run"]):
         save_checkpoint(
             self.files.checkpoint_folder,
             state | {"config": self.config.to_json()},
-            env_steps=env_steps, aux_epoch=aux_epoch, keep=self.config.checkpoint.keep,
-            chunk_makers=chunk_makers, run_id=self._origin["run"], world=self.world,
+            env_steps=env_steps, aux_epoch=aux_epoch, suffix=suffix,
+            keep=self.config.checkpoint.keep, chunk_makers=chunk_makers,
+            run_id=self._origin["run"], world=self.world,
         )  # fmt: skip
         with self.world.sync_errors("saving the weights"):
             if self.world.is_first:
