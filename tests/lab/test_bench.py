@@ -118,6 +118,10 @@ def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
     assert saved["machine"]["torch"] and saved["machine"]["commit"] == find_commit()
 
 
+def test_a_folder_as_output_is_refused_before_the_measurement(tmp_path: Path) -> None:
+    assert cli.main(["bench", "quickstart", "--seconds=3600", f"--output={tmp_path}"]) == 2
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
 def test_a_duration_is_positive_and_finite(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(ValueError, match=f"seconds is {seconds}"):

@@ -195,6 +195,7 @@ def _bench(words: list[str]) -> None:
     from phasicrl.lab.bench import measure_speed, print_report
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.open("a").close()  # if that fails, then before the measurement
     report = measure_speed(config, seconds=options.seconds, trace=options.trace)
     print_report(report)
     options.output.write_text(report.to_json() + "\n")

@@ -256,8 +256,7 @@ def run_missing_trials(
             given twice.
         FailedTrialsError: some trials failed; all others have their rows.
     """
-    twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
-    if twice:
+    if twice := [key for key, number in Counter(map(str, trials)).items() if number > 1]:
         raise ValueError(f"trials has {twice[0]} twice; expected each task and seed once")
     outcomes = run_in_processes(table.find_missing(trials), run_trial, jobs=jobs)
     for trial, rows in yield_successes(outcomes):

@@ -160,11 +160,10 @@ def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
     if not frozen.state.is_finished():
         try:
             frozen = _run_trial(folder, search, study, trial, threads)
-        except ValueError as error:  # these values do not go together, or not with the environment
+        except ValueError as error:  # values that do not go together, or have no score
             trial.set_user_attr("error", str(error))
             frozen = study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    reason = frozen.user_attrs.get("error", "a seed ended no episode" * (frozen.value is None))
-    return grid.Outcome(frozen.state.name.lower(), frozen.value, reason)
+    return grid.Outcome(frozen.state.name.lower(), frozen.value, frozen.user_attrs.get("error", ""))
 
 
 def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
@@ -174,7 +173,7 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
     the interquartile mean over the seeds after equal steps.
 
     Raises:
-        ValueError: the values of the trial cannot be trained.
+        ValueError: the values of the trial cannot be trained, or a seed has no return.
     """
     decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
     _, config = grid.make_arm(search.base, decoded)
@@ -192,9 +191,9 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
             trial.report(score, env_steps)
         if rung < search.rungs and trial.should_prune():
             return study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-    # No score if no episode of a seed has ended.
-    fail = None if math.isfinite(score) else optuna.trial.TrialState.FAIL
-    return study.tell(trial, None if fail else score, state=fail)
+    if not math.isfinite(score):
+        raise ValueError(f"score is {score}; expected an end of an episode with each seed")
+    return study.tell(trial, score)
 
 
 def _train_until(config: Config, env_steps: int) -> RunDirectory:
