@@ -14,6 +14,7 @@ import pytest
 import phasicrl
 
 
+@pytest.mark.long
 def test_names_are_the_same_whatever_was_imported_before() -> None:
     """The package is imported again each time, but not its libraries."""
     code = """

@@ -13,10 +13,10 @@ from phasicrl.training.build import check_divisible_by_ranks
 from tests import golden, ranks
 
 EAGER = list(golden.runs(Path()))
-SOME = ["ppo-shared-transitions-clipped", "ppg-separate", "ppo-lstm", "ppg-lstm", "ppo-masks",
-        "ppg-masks", "ppo-masks-lstm", "ppg-masks-lstm"]  # fmt: skip
+SOME = ["ppo-shared-transitions-clipped", "ppg-separate", "ppo-masks-lstm", "ppg-masks-lstm"]
 MORE = ["ppo-value-epochs-first-kl", "ppo-obs-norm-ema-tree", "ppo-reward-norm-steps",
-        "ppg-value-norm", "ppo-adaptive-penalty", "ppg-together", "ppg-averaged"]  # fmt: skip
+        "ppg-value-norm", "ppo-adaptive-penalty", "ppg-together", "ppg-averaged",
+        "ppo-lstm", "ppg-lstm", "ppo-masks", "ppg-masks"]  # fmt: skip
 FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
 
 

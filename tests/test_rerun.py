@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import os, pathlib
@@ -49,6 +51,7 @@ def test_a_failed_test_is_run_again(tmp_path: Path) -> None:
     assert run(tmp_path, "sound or flaky or crash", *parallel) == (0, ["test_flaky", "test_crash"])
 
 
+@pytest.mark.long
 def test_one_that_fails_again_has_failed_and_golden_ones_get_no_second_chance(
     tmp_path: Path,
 ) -> None:

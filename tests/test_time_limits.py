@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers import mark_long
+
 ROOT = Path(__file__).parents[1]
 EXACT = ("final observation", "no final observation")
 BIASED = "ppo.truncation_value rsl_rl"
 
 
-@pytest.mark.parametrize(
-    ("task", "arm"), [*(("limit", arm) for arm in (*EXACT, BIASED)), ("both", "final observation")]
-)
+@pytest.mark.parametrize(("task", "arm"), mark_long(
+    [*(("limit", arm) for arm in (*EXACT, BIASED)), ("both", EXACT[0])],
+    ("limit", EXACT[0]), ("both", EXACT[0]),
+))  # fmt: skip
 def test_values_at_time_limits(
     task: str, arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

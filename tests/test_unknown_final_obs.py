@@ -24,7 +24,7 @@ from phasicrl.training.build import start_run
 from tests import test_collect
 from tests.envs.counting import PlainCounting
 from tests.envs.simulators import TensorEnvs
-from tests.helpers import OFF, corridor, rows_of, tiny, tiny_aux
+from tests.helpers import OFF, corridor, mark_long, rows_of, tiny, tiny_aux
 from tests.test_collect import B, K, T, make_agent, make_collector
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -170,7 +170,7 @@ class Rubbish(TensorEnvs):
 
 
 @pytest.mark.parametrize("aux", [OFF, tiny_aux()], ids=["PPO", "PPG"])
-@pytest.mark.parametrize("norm", ["batch", "minibatch"])
+@pytest.mark.parametrize("norm", mark_long(["batch", "minibatch"], "batch"))
 def test_what_is_unknown_moves_no_weight_with_an_averaged_policy(
     tmp_path: Path, aux: AuxConfig, norm: str
 ) -> None:

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
     "pgx masked": ("pgx:2048", None),
 }
 STEPS = {"envpool dm_control": 1010}
-"""Numbers of steps that are long enough for two ends; 250 for the others."""
+"""Numbers of steps that are long enough for two ends; else 250, and 60 for those of the tests."""
 
 ALIKE_AT_FIRST = ("envpool atari",)
 """Environments whose episodes all begin with the same observation."""
@@ -148,7 +148,8 @@ def case(request: pytest.FixtureRequest) -> str:
 def played(case: str) -> Iterator[Played]:
     """Run once with seed 1, for the tests that only read the result."""
     env = make(case)
-    yield play(env, STEPS.get(case, 250))
+    is_of_library = case in CASES and CASES[case][1] is None
+    yield play(env, STEPS.get(case, 250 if is_of_library else 60))
     env.close()
 
 

@@ -128,10 +128,8 @@ with start_run(tiny(Path(sys.argv[1]), checkpoint=every), make_env=Stuck) as run
 """
 
 
-@pytest.mark.parametrize(
-    "printed",
-    ["all can be printed", pytest.param("nothing can be printed", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("printed", ["all can be printed", "nothing can be printed"])
 def test_a_call_into_c_that_never_returns_ends_the_process(tmp_path: Path, printed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANGS, str(tmp_path), printed],

@@ -259,14 +259,17 @@ def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
     assert waits(24) - waits(12) == 12
 
 
-LONG = ("normalized", "shared", "shuffled")
-OFTEN: dict[str, Any] = {"masks-mixed": (), **{name: pytest.mark.long for name in LONG}}
+LONG = ("masks-mixed", "normalized", "shared", "shuffled")
 """Cases outside of `make test-slow`, which takes minutes to compile the others."""
 
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=OFTEN.get(name, pytest.mark.slow)) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
+        for name in CASES
+    ],
 )
 def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]

@@ -21,7 +21,7 @@ from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import RunDirectory
 from tests.faults.conftest import Fault
 from tests.faults.harness import begin_or_resume, finish, left, small, start
-from tests.helpers import assert_same, corridor, rows_of, stop_at, tiny, tiny_aux
+from tests.helpers import assert_same, corridor, mark_long, rows_of, stop_at, tiny, tiny_aux
 
 Stopped = tuple[Path, dict[str, Tensor], Any]
 STOPPED, BEFORE = "step-000000000160-end", "step-000000000128"
@@ -61,7 +61,7 @@ def damages(path: Path, draw: random.Random, few: bool) -> Iterator[bytes | None
 
 
 @pytest.mark.filterwarnings("ignore:.*card.json says")
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", mark_long(FILES, *FILES[:5]))
 @pytest.mark.fault("F-04", "a damaged file of a run: named, or without effect", 8, 226)
 def test_a_damaged_file_is_named_or_has_no_effect(
     tmp_path: Path, name: str, fault: Fault, is_full: bool, stopped: Stopped

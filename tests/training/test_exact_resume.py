@@ -88,7 +88,7 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", helpers.mark_long(OWN, "new-targets", "masks-and-memory"))
 def test_with_environments_of_ones_own(tmp_path: Path, name: str) -> None:
     make_env, changes = OWN[name]
     aux = helpers.tiny_aux(every=3)
@@ -105,10 +105,10 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("env_id", "changes"), [
-    ("envpool:CartPole-v1", {}),
+    pytest.param("envpool:CartPole-v1", {}, marks=pytest.mark.long),
     ("envpool:CartPole-v1", LSTM | {"env.observe": (0, 2), "model.memory": "gru"}),
     ("envpool:Hopper-v5", {}),
-    ("gymnasium:CartPole-v1", {}),
+    pytest.param("gymnasium:CartPole-v1", {}, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> None:
     if env_id.startswith("envpool"):

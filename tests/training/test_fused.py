@@ -112,7 +112,7 @@ def collect(
 
 
 @pytest.mark.parametrize(("simulator", "memory", "value_path", "compiled"), [
-    (ShortCartPole, "lstm", "detached", True),
+    pytest.param(ShortCartPole, "lstm", "detached", True, marks=pytest.mark.long),
     (ResettingCartPole, "none", "separate", False),
     (TensorPendulum, "none", "shared", True),
     (TensorRecall, "gru", "separate", True),

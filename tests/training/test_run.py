@@ -291,6 +291,7 @@ def test_a_longer_run_that_does_not_start_changes_no_length(tmp_path: Path) -> N
     assert resume(run.directory, total_env_steps=256, make_env=corridor).env_steps == 256
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [
     {"ppo.num_steps": 16}, {"ppo.num_steps": 4}, {"ppo.num_steps": 16, "budget_rounding": "down"},
 ])  # fmt: skip

@@ -83,6 +83,7 @@ COUNTS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
 """Options, a change of one of them, and whether the change counts."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("given", "change", "counts"), COUNTS)
 def test_options_without_effect_are_those_that_move_no_weight(
     given: dict[str, Any], change: dict[str, Any], counts: bool, tmp_path: Path

@@ -116,6 +116,7 @@ def test_the_help_names_every_suite() -> None:
     assert all(name in said for name in SUITES if name not in {f"fig{n}" for n in range(3, 9)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SUITES)
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_arms_of_every_task_can_be_made_and_differ(name: str, scale: Any) -> None:

@@ -144,15 +144,7 @@ def meet_fault(name: str) -> str:
 def test_trials_run_in_processes_of_their_own_and_none_stops_another(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    names = [
-        "error",
-        "env",
-        "killed",
-        "hangs",
-        "one",
-        "two",
-        "",
-    ]  # the last one returns a false value
+    names = ["error", "env", "killed", "hangs", "one", "two", ""]  # the last returns a false value
     found = dict(run_in_processes(names, meet_fault, jobs=3))
     ended = "its process ended with exit code"
     failures = {"killed": Failure(f"{ended} -9"), "hangs": Failure(f"{ended} 4")}
