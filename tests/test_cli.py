@@ -48,6 +48,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> 
     return text
 
 
+@pytest.mark.long
 def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.run import Run
 from tests.corridor import corridor
-from tests.helpers import Levers, tiny, tiny_aux
+from tests.helpers import Levers, mark_long, tiny, tiny_aux
 
 FLAGS = ("memory", "mask", "ppg", "discrete")
 COMBINATIONS = [
@@ -52,9 +52,10 @@ def test_every_combination_trains_and_evaluates(
         assert not played.action_mask[..., 2].any() and played.action_mask[..., :2].all()
 
 
-@pytest.mark.parametrize(
-    "name", ["procgen-ppg", "cartpole-ppg", "hopper-ppg", "atari-ppg", "compat-cleanrl-ppo"]
-)
+@pytest.mark.parametrize("name", mark_long(
+    ["procgen-ppg", "cartpole-ppg", "hopper-ppg", "atari-ppg", "compat-cleanrl-ppo"],
+    "procgen-ppg", "cartpole-ppg",
+))  # fmt: skip
 def test_presets_take_a_memory_without_another_option(tmp_path: Path, name: str) -> None:
     sizes = {"env.num_envs": 32, "ppo.num_steps": 4, "aux.every": 2, "ppo.policy_epochs": 1,
              "ppo.value_epochs": 1, "total_env_steps": 256}  # fmt: skip

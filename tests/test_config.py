@@ -383,14 +383,10 @@ def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_doe
 @pytest.mark.parametrize(("path", "value", "expected"), [
     ("ppo.objective", "surogate", "surrogate, log_prob"),
     ("ppo.learning_rate", "lin_3e-4", "float"),
-    ("ppo.clip", lambda left: 0.2 * left, "float"),
-    ("ppo.num_steps", [128], "int"),
-    ("ppo.adam_betas", 0.9, "a list"),
-    ("ppo.adam_betas", [0.9], "a list of 2"),
-    ("log.tensorboard", "False", "bool"),
-    ("ppo", {"gamma": 0.9}, "PPOConfig"),
-    ("env", "CartPole-v1", "EnvConfig"),
-    ("seed", True, "int"),
+    ("ppo.clip", lambda left: 0.2 * left, "float"), ("ppo.num_steps", [128], "int"),
+    ("ppo.adam_betas", 0.9, "a list"), ("ppo.adam_betas", [0.9], "a list of 2"),
+    ("log.tensorboard", "False", "bool"), ("ppo", {"gamma": 0.9}, "PPOConfig"),
+    ("env", "CartPole-v1", "EnvConfig"), ("seed", True, "int"),
     ("ppo.entropy_coef", "0.01", "float"),
 ])  # fmt: skip
 def test_values_of_other_types_are_refused_by_name(path: str, value: Any, expected: str) -> None:

@@ -22,7 +22,7 @@ FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
 
 @pytest.mark.parametrize(("size", "names"), [
     pytest.param(2, SOME, id="2"),
-    pytest.param(2, list(ranks.LOST), id="2-lost"),
+    pytest.param(2, list(ranks.LOST), id="2-lost", marks=pytest.mark.long),
     pytest.param(2, MORE, id="2-more", marks=pytest.mark.long),
     pytest.param(4, FEW, id="4", marks=pytest.mark.long),
     pytest.param(2, ["ppo-compiled"], id="2-compiled", marks=pytest.mark.long),

@@ -183,6 +183,7 @@ def spinning_up_update(agent: Agent, samples: PolicySamples, target: Tensor, con
     return steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "stops"), [(1e-6, False), (3e-5, True), (3e-4, True)])
 def test_an_iteration_is_spinning_ups(rate: float, stops: bool, tmp_path: Path) -> None:
     config = small("compat-spinningup-ppo", tmp_path, **{"ppo.learning_rate": rate})
@@ -332,7 +333,7 @@ def rates_of(run: Run, config: Config) -> list[float]:
 @pytest.mark.parametrize(("name", "rate", "falls", "total", "batch"), [
     ("cleanrl-ppo", 2.5e-4, True, 500_000, 4 * 128),
     ("cleanrl-ppo-continuous", 3e-4, True, 1_000_000, 2048),
-    ("cleanrl-ppo-atari", 2.5e-4, True, 10_000_000, 8 * 128),
+    pytest.param("cleanrl-ppo-atari", 2.5e-4, True, 10_000_000, 8 * 128, marks=pytest.mark.long),
     ("cleanrl-ppo-procgen", 5e-4, False, 25_000_000, 64 * 256),
     ("cleanrl-ppg", 5e-4, False, 25_000_000, 64 * 256),
     ("baselines-ppo-mujoco", 3e-4, True, 1_000_000, 2048),

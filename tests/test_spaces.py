@@ -113,13 +113,10 @@ def test_where_every_part_lies() -> None:
         (leaf.path, leaf.shape, leaf.dtype.name, leaf.columns.start, leaf.columns.stop)
         for leaf in layout.leaves
     ] == [
-        (("z",), (2, 3), "uint8", 0, 6),
-        (("a", 0), (), "int64", 6, 14),
-        (("a", 1), (), "float32", 14, 18),
-        (("a", 2), (2, 2), "uint8", 18, 22),
-        (("m",), (2,), "int64", 22, 38),
-        (("i",), (1,), "float32", 38, 42),
-    ]
+        (("z",), (2, 3), "uint8", 0, 6), (("a", 0), (), "int64", 6, 14),
+        (("a", 1), (), "float32", 14, 18), (("a", 2), (2, 2), "uint8", 18, 22),
+        (("m",), (2,), "int64", 22, 38), (("i",), (1,), "float32", 38, 42),
+    ]  # fmt: skip
     obs = {"z": np.full((1, 2, 3), 9, np.uint8), "a": ([8], [0.5], [[[1, 0], [0, 1]]])}
     row = layout.pack({**obs, "m": [[2, 3]], "i": [[-5]]}, 1)[0]
     assert row[:6].tolist() == [9] * 6 and row[18:22].tolist() == [1, 0, 0, 1]

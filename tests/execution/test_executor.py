@@ -361,6 +361,7 @@ def test_a_rollout_that_does_not_fit_names_the_option(
         train(setting(tmp_path, **{"model.value_path": path}), make_env=Corridor)
 
 
+@pytest.mark.long
 def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) -> None:
     """PyTorch knows no deterministic `put_`: it must be refused, and nothing that training needs.
 

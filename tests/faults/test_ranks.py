@@ -44,7 +44,7 @@ from tests.faults.harness import (
 from tests.helpers import assert_same
 from tests.ranks import ended, run_ranks, start_ranks
 
-KIND, STEPS = "lstm", 12 * 64
+KIND, STEPS = "lstm", 8 * 64
 
 
 @contextmanager
@@ -458,6 +458,7 @@ def train_out_of_memory(folder: Path) -> None:
         train(small(folder, "ppo", **{"compute.rank_timeout": 10.0, "compute.compile": "off"}))
 
 
+@pytest.mark.long
 def test_a_process_that_fails_between_exchanges_ends_all(tmp_path: Path) -> None:
     assert ended(start_ranks(tmp_path, 2, train_out_of_memory, tmp_path)) == [6, 1]
     assert "lost the connection" in said(tmp_path)[0] and "does not fit" in said(tmp_path)[1]

@@ -19,7 +19,7 @@ from phasicrl.seeding import derive_seed, env_seeds
 from phasicrl.training.acting import TrainedAgent, load
 from phasicrl.training.evaluate import evaluate
 from tests.golden import BOTH, Echo, Image
-from tests.helpers import OBS_NORM, Levers, tiny
+from tests.helpers import OBS_NORM, Levers, mark_long, tiny
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 LSTM = {"model.memory": "lstm", "model.memory_size": 6}
@@ -53,7 +53,7 @@ def play(agent: TrainedAgent, env: gym.Env[Any, Any], seed: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mark_long(CASES, "discrete", "masks-and-memory"))
 def test_an_own_loop_has_the_returns_of_an_evaluation(name: str, tmp_path: Path) -> None:
     run, make_env = trained(tmp_path, name)
     (expected,) = evaluate(run, episodes=3, policies=("greedy",), make_env=make_env)

@@ -120,6 +120,7 @@ def test_a_scheduled_run_departs_from_a_constant_one_after_start(tmp_path: Path,
     assert [row["losses/policy_loss"] for row in changed] == constant
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 def test_one_compiled_step_serves_all_values(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates({"ppo.clip_schedule": "cosine"})

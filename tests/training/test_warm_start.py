@@ -123,12 +123,8 @@ NONE, MOMENTS, EMA = ObsNormConfig(), OBS_NORM, ObsNormConfig(statistics="ema")
 
 
 @pytest.mark.parametrize(("before", "after", "way"), [
-    (MOMENTS, NONE, "moments"),
-    (EMA, NONE, "ema"),
-    (EMA, MOMENTS, "ema"),
-    (NONE, MOMENTS, "none"),
-    (MOMENTS, ObsNormConfig(statistics="moments", clip=5.0), ""),
-    (NONE, NONE, ""),
+    (MOMENTS, NONE, "moments"), (EMA, NONE, "ema"), (EMA, MOMENTS, "ema"), (NONE, MOMENTS, "none"),
+    (MOMENTS, ObsNormConfig(statistics="moments", clip=5.0), ""), (NONE, NONE, ""),
 ])  # fmt: skip
 def test_first_layers_that_expect_other_observations_are_warned_of(
     tmp_path: Path, before: ObsNormConfig, after: ObsNormConfig, way: str

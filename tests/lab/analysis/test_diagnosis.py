@@ -185,6 +185,7 @@ def test_the_report_names_a_trouble_that_was_planted(
     assert problem in found if problem else not found, found
 
 
+@pytest.mark.long
 def test_the_report_of_a_diverged_run_says_so(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates({"ppo.learning_rate": 0.01})
 

@@ -168,6 +168,7 @@ def test_steps_on_the_axis(steps: float, text: str) -> None:
     assert plot.format_steps(steps) == text
 
 
+@pytest.mark.long
 def test_the_files_are_images_and_drawing_again_gives_equal_bytes(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, [1.0, 4.0], [2.0, 6.0], [3.0, 5.0])
     paths = plot_runs(runs, output=tmp_path / "new" / "lr0.001.png", title="Demo")

@@ -160,6 +160,7 @@ def test_outputs_are_in_the_order_of_the_space(tmp_path: Path) -> None:
     assert said["std"] == pytest.approx(distribution.stds[:, 0].numpy(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_wrong_file_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(masked_with_memory(tmp_path), make_env=partial(Levers, masked=True)).directory
     (run / "policy.pt2").write_bytes(b"a good one of before")
@@ -180,6 +181,7 @@ def float64_cartpole() -> gym.Env[Any, Any]:
     return gym.wrappers.DtypeObservation(gym.make("CartPole-v1"), np.float64)
 
 
+@pytest.mark.long
 def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
     made = export_policy(run, format="torch", make_env=corridor, observations=1)
@@ -207,6 +209,7 @@ def test_inputs_have_shape_and_dtype_and_the_program_of_the_page_runs(
     assert float(capsys.readouterr().out) >= 8  # a pole falls no faster
 
 
+@pytest.mark.long
 def test_the_newest_file_is_played(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
     export_policy(run, format="torch", make_env=corridor, observations=8)

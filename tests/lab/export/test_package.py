@@ -43,6 +43,7 @@ def package(run: Path, tmp_path: Path) -> Path:
     return made.path
 
 
+@pytest.mark.long
 def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path: Path) -> None:
     (made,) = release([run], output=f"{tmp_path}/out", episodes=4, onnx=True, make_env=corridor)
     assert made.path == tmp_path / "out" / "tiny-corridor-s3"

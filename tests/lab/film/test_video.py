@@ -66,6 +66,7 @@ def test_images_that_an_agent_sees_are_filmed(tmp_path: Path, own: Any, capsys: 
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
+@pytest.mark.long
 def test_a_film_without_its_end_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_film_without_its_end_is_an_error(
         film(run.directory, episodes=1, size=64, make_env=Image)
 
 
+@pytest.mark.long
 def test_a_film_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     run = train(tiny(tmp_path, model=SMALL_IMAGES), make_env=Image)
     (folder := tmp_path / "taken.mp4").mkdir()
