@@ -26,7 +26,7 @@ from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatc
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
 from phasicrl.training.run import Run
-from tests.helpers import open_run, tiny
+from tests.helpers import mark_long, open_run, tiny
 
 LOW, HIGH = np.array([-0.5, 0.0], np.float32), np.array([0.25, 2.0], np.float32)
 
@@ -333,7 +333,7 @@ def rates_of(run: Run, config: Config) -> list[float]:
 @pytest.mark.parametrize(("name", "rate", "falls", "total", "batch"), [
     ("cleanrl-ppo", 2.5e-4, True, 500_000, 4 * 128),
     ("cleanrl-ppo-continuous", 3e-4, True, 1_000_000, 2048),
-    pytest.param("cleanrl-ppo-atari", 2.5e-4, True, 10_000_000, 8 * 128, marks=pytest.mark.long),
+    *mark_long([("cleanrl-ppo-atari", 2.5e-4, True, 10_000_000, 8 * 128)]),
     ("cleanrl-ppo-procgen", 5e-4, False, 25_000_000, 64 * 256),
     ("cleanrl-ppg", 5e-4, False, 25_000_000, 64 * 256),
     ("baselines-ppo-mujoco", 3e-4, True, 1_000_000, 2048),

@@ -33,7 +33,7 @@ from phasicrl.training.run import Run
 from tests.execution.test_executor import both, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
-from tests.helpers import corridor, skip_without_envpool, tiny, tiny_aux
+from tests.helpers import corridor, mark_long, skip_without_envpool, tiny, tiny_aux
 from tests.test_procgen import small
 
 GPU = pytest.param(
@@ -201,7 +201,7 @@ def test_a_measurement_has_the_memory_of_the_device(device: str, tmp_path: Path)
 
 PRESETS = product(("procgen-ppo", "procgen-ppg", "procgen-ppg-single"), ("fp32", "bf16"))
 PROCGEN = [
-    pytest.param("cpu", "procgen-ppg", "bf16", marks=pytest.mark.long),
+    *mark_long([("cpu", "procgen-ppg", "bf16")]),
     *(pytest.param("cuda", *choice, marks=GPU.marks) for choice in PRESETS),
 ]
 """Cases on Procgen; tests/test_procgen.py has more on the CPU."""

@@ -260,17 +260,14 @@ def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
 
 
 LONG = ("masks-mixed", "normalized", "shared", "shuffled")
-"""Cases outside of `make test-slow`, which takes minutes to compile the others."""
+"""Cases of `make test-long`; `make test-slow` compiles the others."""
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
+    for name in CASES
+])  # fmt: skip
 def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)

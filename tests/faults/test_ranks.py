@@ -41,7 +41,7 @@ from tests.faults.harness import (
     small,
     wait_for,
 )
-from tests.helpers import assert_same
+from tests.helpers import assert_same, mark_long
 from tests.ranks import ended, run_ranks, start_ranks
 
 KIND, STEPS = "lstm", 8 * 64
@@ -328,9 +328,7 @@ def train_alike(folder: Path, kind: str) -> None:
         train(config, callbacks=on_iteration, schedule=schedule)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [("diverges", 3), pytest.param("schedule", 2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("kind", "code"), [("diverges", 3), *mark_long([("schedule", 2)])])
 def test_an_error_of_all_keeps_the_last_iteration(tmp_path: Path, kind: str, code: int) -> None:
     assert ended(start_ranks(tmp_path, 2, train_alike, tmp_path, kind)) == [code, code]
     assert only_run(tmp_path).checkpoints[-1].name == "step-000000000256"

@@ -92,7 +92,7 @@ def test_they_are_in_the_order_of_the_run(tmp_path: Path) -> None:
     for name in random.Random(0).sample(order, len(order)):
         (tmp_path / name).mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == order
-    save(tmp_path, 20, suffix="-end", aux_epoch=0, keep=2)
+    save(tmp_path, 20, is_end=True, aux_epoch=0, keep=2)
     assert [path.name[15:] for path in list_checkpoints(tmp_path)] == ["10-end", "20-aux-000-end"]
 
 

@@ -105,10 +105,9 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("env_id", "changes"), [
-    pytest.param("envpool:CartPole-v1", {}, marks=pytest.mark.long),
     ("envpool:CartPole-v1", LSTM | {"env.observe": (0, 2), "model.memory": "gru"}),
     ("envpool:Hopper-v5", {}),
-    pytest.param("gymnasium:CartPole-v1", {}, marks=pytest.mark.long),
+    *helpers.mark_long([("envpool:CartPole-v1", {}), ("gymnasium:CartPole-v1", {})]),
 ])  # fmt: skip
 def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> None:
     if env_id.startswith("envpool"):

@@ -22,6 +22,7 @@ from phasicrl.execution.plan import Plan
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.training.fused import FusedCollector
+from tests.helpers import mark_long
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TensorCartPole, TensorPendulum, TensorRecall = (
@@ -112,7 +113,7 @@ def collect(
 
 
 @pytest.mark.parametrize(("simulator", "memory", "value_path", "compiled"), [
-    pytest.param(ShortCartPole, "lstm", "detached", True, marks=pytest.mark.long),
+    *mark_long([(ShortCartPole, "lstm", "detached", True)]),
     (ResettingCartPole, "none", "separate", False),
     (TensorPendulum, "none", "shared", True),
     (TensorRecall, "gru", "separate", True),

@@ -59,7 +59,7 @@ class RankState(NamedTuple):
 
 def save_checkpoint(
     folder: Path, state: dict[str, Any], *, env_steps: int, keep: int,
-    aux_epoch: int | None = None, suffix: str = "", chunk_makers: ChunkMakers | None = None,
+    aux_epoch: int | None = None, is_end: bool = False, chunk_makers: ChunkMakers | None = None,
     run_id: str = "", world: World = SINGLE_PROCESS,
 ) -> Path:  # fmt: skip
     """Save a checkpoint and delete all but the last `keep`; called by all processes of a run.
@@ -74,7 +74,7 @@ def save_checkpoint(
         keep: number of checkpoints to keep.
         aux_epoch: number of finished epochs of an auxiliary phase that is due, under way or left
             out (0); None between them.
-        suffix: end of the name: empty, or "-end" to replace the checkpoint without it.
+        is_end: whether the run has ended; it replaces the checkpoint of the same step.
         chunk_makers: tensors with a file of their own, see `ChunkMakers`.
         run_id: id of the run.
         world: processes of the run.
@@ -83,7 +83,8 @@ def save_checkpoint(
         OSError: the checkpoint cannot be written; earlier ones are unchanged.
         RankError: another process cannot write its files.
     """
-    name = f"step-{env_steps:012d}" + ("" if aux_epoch is None else f"-aux-{aux_epoch:03}") + suffix
+    step = f"step-{env_steps:012d}" + ("" if aux_epoch is None else f"-aux-{aux_epoch:03}")
+    name = step + "-end" * is_end
     final, temporary = folder / name, folder / f".{name}.tmp"
     if world.broadcast_object(final.is_dir()):
         return final
@@ -109,8 +110,8 @@ def save_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if world.is_first:
-        if suffix:  # the run's end replaces what was saved before `on_end`
-            shutil.rmtree(folder / name.removesuffix(suffix), ignore_errors=True)
+        if is_end:  # the one from before `on_end`
+            shutil.rmtree(folder / step, ignore_errors=True)
         for old in list_checkpoints(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)  # retried at the next checkpoint
     return final

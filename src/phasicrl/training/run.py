@@ -243,9 +243,6 @@ class Run(AbstractContextManager["Run"]):
         if is_reached and math.isnan(self.collector.episodes.recent_mean_return):
             text = f"warning: no episode has ended in {self.env_steps:,} steps"
             self.metrics_log.show_message(f"{text}; if none can, set a time limit ({LIMIT_HINT})")
-        goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
-        if stops := goal is not None and self.collector.episodes.is_full and mean >= goal:
-            self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:g}")
         self._pending_metrics |= record
         known = set(record)
         try:
@@ -259,7 +256,10 @@ class Run(AbstractContextManager["Run"]):
         finally:  # whatever the callbacks do, the iteration is complete
             self._write_metrics()
             self.back_up_and_maybe_save()
-        return self.world.all_reduce_any(stops or any(answers))
+        goal, mean = self.config.stop_at_return, self.collector.episodes.recent_mean_return
+        if is_solved := goal is not None and self.collector.episodes.is_full and mean >= goal:
+            self.metrics_log.show_message(f"stop_at_return {goal:g} is reached: {mean:g}")
+        return self.world.all_reduce_any(is_solved or any(answers))
 
     def _write_metrics(self) -> None:
         """Write the row of metrics, with those of the user so far, unless it is empty."""
@@ -322,15 +322,15 @@ class Run(AbstractContextManager["Run"]):
         env_steps = min(self.env_steps, self._steps_on_card)
         if self.world.broadcast_object(env_steps < self.config.budget):
             self.call_callback("on_end")
-            self.save(suffix="-end")  # one from before `on_end` may be there
+            self.save(is_end=True)
             self._steps_on_card = self.env_steps
             self.write_card()
 
-    def save(self, *, suffix: str = "") -> None:
+    def save(self, *, is_end: bool = False) -> None:
         """Save a checkpoint of the current state, and the agent's weights.
 
         Args:
-            suffix: end of the checkpoint's name: empty or "-end".
+            is_end: whether it replaces the checkpoint from before `on_end`.
 
         Raises:
             ValueError: the weights are not finite.
@@ -338,9 +338,9 @@ class Run(AbstractContextManager["Run"]):
         """
         self._write_metrics()  # a checkpoint refers to the size of the log
         self.back_up_state()
-        self._write_backup_as_checkpoint(suffix)
+        self._write_backup_as_checkpoint(is_end)
 
-    def _write_backup_as_checkpoint(self, suffix: str = "") -> None:
+    def _write_backup_as_checkpoint(self, is_end: bool = False) -> None:
         """Write the last backup as a checkpoint."""
         assert self._backup is not None
         state, chunk_makers = self._backup
@@ -357,9 +357,8 @@ class Run(AbstractContextManager["Run"]):
         save_checkpoint(
             self.files.checkpoint_folder,
             state | {"config": self.config.to_json()},
-            env_steps=env_steps, aux_epoch=aux_epoch, suffix=suffix,
-            keep=self.config.checkpoint.keep, chunk_makers=chunk_makers,
-            run_id=self._origin["run"], world=self.world,
+            env_steps=env_steps, aux_epoch=aux_epoch, is_end=is_end, chunk_makers=chunk_makers,
+            keep=self.config.checkpoint.keep, run_id=self._origin["run"], world=self.world,
         )  # fmt: skip
         with self.world.sync_errors("saving the weights"):
             if self.world.is_first:

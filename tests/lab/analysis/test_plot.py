@@ -104,7 +104,9 @@ def test_each_environment_has_a_panel_with_its_curves_and_the_target(panels: int
     )
 
 
-@pytest.mark.parametrize(("arms", "tasks"), [(10, "x"), (10, "xy"), (11, "xy")])
+@pytest.mark.parametrize(
+    ("arms", "tasks"), [(10, "x"), (10, "xy"), (11, "xy"), *mark_long([(40, "x")])]
+)
 def test_many_arms_are_drawn_in_small_panels_of_distinct_colors(arms: int, tasks: str) -> None:
     ours = [curve(f"clip {x}", 3, task, experiment="demo") for task in tasks for x in range(arms)]
     theirs = [curve(f"theirs {i}", 1, task, is_published=True) for task in tasks for i in range(9)]
