@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -152,7 +151,7 @@ def test_a_seed_without_a_return_fails(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_train_until", lambda config, _: scores[config.seed])
     folder = written(tmp_path / "search", search_of(tmp_path, (1, 2, 3, 4), 1), 1)
     assert trained(folder, 0) == "fail"
-    assert sweep.get_trial_statuses(folder)[0].arm.startswith("score is nan; expected an end")
+    assert "learning_rate=0.00" in (arm := sweep.get_trial_statuses(folder)[0].arm) and "nan" in arm
 
 
 @pytest.mark.parametrize("at", [(2, 768), (1, 1152), (2, 1536)])
@@ -285,7 +284,7 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
     said: list[str] = []
     sweep.run_sweep(folder, on_trial=lambda name, _: said.append(name))
     assert len(said) == 6
-    assert all(re.fullmatch(r"000\d \(lr 1e[-+]?\d+\)", name) for name in said), said
+    assert {"1e+30: score is nan" in name for name in said} == {True, False}
     states = {status.id: status.state for status in sweep.get_trial_statuses(folder)}
     assert {*states.values()} == {"complete", "fail"}
     complete = [trial for trial, state in states.items() if state == "complete"]

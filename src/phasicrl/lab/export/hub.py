@@ -34,14 +34,15 @@ def push(
         ImportError: `huggingface_hub` is missing.
     """
     hub = import_optional("huggingface_hub", "the hub needs huggingface_hub")
-    hub.utils.validate_repo_id(repository)
+    from huggingface_hub.utils import validate_repo_id  # no attribute of `hub` before
+
+    validate_repo_id(repository)
     names = [*check_package_hashes(package), HASHES_FILE]
     if not dry_run:
         hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(
             repo_id=repository, folder_path=str(package), allow_patterns=names,
             delete_patterns=[name for name in PACKAGE_FILES if name not in names],
-            commit_message="Upload a package of phasicrl",
         )  # fmt: skip
     return names
 

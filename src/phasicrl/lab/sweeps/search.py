@@ -176,7 +176,7 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
         ValueError: the values of the trial cannot be trained, or a seed has no return.
     """
     decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
-    _, config = grid.make_arm(search.base, decoded)
+    arm, config = grid.make_arm(search.base, decoded)
     grid.write_dataclass(folder / grid.TRIAL_FILE, replace(config, seed=search.seeds[0]))
     config = runner.prepare_trial_config(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]
@@ -192,7 +192,7 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
         if rung < search.rungs and trial.should_prune():
             return study.tell(trial, state=optuna.trial.TrialState.PRUNED)
     if not math.isfinite(score):
-        raise ValueError(f"score is {score}; expected an end of an episode with each seed")
+        raise ValueError(f"{arm}: score is {score}; expected an episode's end with each seed")
     return study.tell(trial, score)
 
 
