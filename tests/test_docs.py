@@ -174,8 +174,7 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
             ast.parse(block)
         for words in own_commands(name):
             with monkeypatch.context() as patch:
-                own = 2 if words[0] == "--import" else 0
-                assert understood(words[own:], patch), (name, words)
+                assert understood(words[2 * (words[0] == "--import") :], patch), (name, words)
     for wrong in ("evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
                   "train classic-ppo --ppo.clipp 1", "sweep make"):  # fmt: skip
         with pytest.raises((ValueError, SystemExit)), monkeypatch.context() as patch:
@@ -347,8 +346,7 @@ def test_ppo_becomes_ppg_and_ppg_ppo_by_the_flags_of_the_page() -> None:
     (back,) = re.findall(r"Back to `procgen-ppo`: `([^`]+)`", page)
     for preset, flags, other in (("procgen-ppo", there, "procgen-ppg"),
                                  ("procgen-ppg", back, "procgen-ppo")):  # fmt: skip
-        made = cli.parse_config([preset, *flags.split()])
-        assert replace(made, name=other) == get_preset(other)
+        assert replace(cli.parse_config([preset, *flags.split()]), name=other) == get_preset(other)
 
 
 CITED = re.compile(r"[\w/]+\.py:\d[\d-]*")

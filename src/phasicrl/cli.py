@@ -497,8 +497,7 @@ def _show_presets(pattern: str = "") -> None:
         part = "in part: shorter, with other options or without a greedy evaluation"
         more = f"`phasicrl presets NAME` shows values and runs; all: {_PRESETS_PAGE}"
         return print_lines([*_preset_lines(), "", part, more])
-    found = {name: preset for name, preset in PRESETS.items() if pattern in name}
-    if not found:
+    if not (found := {name: preset for name, preset in PRESETS.items() if pattern in name}):
         hint = suggest_name(pattern, PRESETS)
         raise ValueError(f"pattern is {pattern!r}; expected part of a preset's name{hint}")
     rows: list[tuple[str, ...]] = []

@@ -124,10 +124,10 @@ class World:
         Raises:
             RankError: the block failed on another rank.
         """
-        local_error: Exception | None = None
+        local_error: BaseException | None = None
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self._is_lost:
                 raise
             local_error = error

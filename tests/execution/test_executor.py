@@ -273,10 +273,23 @@ def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     both(setting(tmp_path, **changes), make_env)
 
 
-def test_what_cannot_be_traced_runs_eagerly(tmp_path: Path) -> None:
-    config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on"})
-    run = train(config, make_env=Corridor)
+class Assigning(torch.nn.BatchNorm1d):
+    """Encoder with a buffer that each call puts another in the place of."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space.shape[0])
+
+    def forward(self, obs: Tensor) -> Tensor:
+        self.running_mean = torch.zeros(obs.shape[1])
+        return super().forward(obs)
+
+
+@pytest.mark.parametrize(("memory", "own"), [("lstm", {}), ("none", {"make_encoder": Assigning})])
+def test_what_cannot_be_traced_runs_eagerly(tmp_path: Path, memory: str, own: Any) -> None:
+    config = setting(tmp_path, **{"model.memory": memory, "compute.compile": "on"})
+    run = train(config, make_env=Corridor, **own)
     assert set(run.executor._compiled_steps.values()) == {None}
+    assert memory == "lstm" or set(run.executor._compiled_calls.values()) == {None}
 
 
 def test_compiled_code_that_computes_something_else_is_not_used(

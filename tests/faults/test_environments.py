@@ -56,8 +56,7 @@ def _try(folder: Path, what: str, at: int | str, mode: str) -> None:
         assert len(rows) == (at - 1) // 8, (what, at)
     (path,) = found
     assert [row["env_steps"] for row in _rows(RunDirectory(path))] == rows
-    run = resume(path, make_env=Corridor)
-    assert run.env_steps == 4 * 32, (what, at)
+    assert resume(path, make_env=Corridor).env_steps == 4 * 32, (what, at)
 
 
 def _rows(files: RunDirectory) -> list[dict[str, float]]:

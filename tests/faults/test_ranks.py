@@ -309,8 +309,7 @@ def test_a_failure_after_a_signal_is_saved_and_reported(
     """The request is still open when the failure comes: it may not end the saving."""
     if len(failing) == 1 and not is_full:
         pytest.skip("one change is enough, but for make test-faults")
-    processes = start_ranks(tmp_path, 2, train_failing, tmp_path, failing, told)
-    assert 75 not in ended(processes)
+    assert 75 not in ended(start_ranks(tmp_path, 2, train_failing, tmp_path, failing, told))
     assert all("simulator has lost its license" in words for words in said(tmp_path))
     assert only_run(tmp_path).checkpoints[-1].name.endswith("000000000320")
 
@@ -334,21 +333,23 @@ def test_an_error_of_all_keeps_the_last_iteration(tmp_path: Path, kind: str, cod
     assert only_run(tmp_path).checkpoints[-1].name == "step-000000000256"
 
 
-def train_and_call(folder: Path) -> None:
+def train_and_call(folder: Path, error: type[BaseException]) -> None:
     """Train with a callback that fails in one process."""
 
     def on_iteration(run: Run, _: object) -> None:
         if run.iteration == 3 and run.world.rank == 1:
-            raise KeyError("my tracker is full")
+            raise error("full")
 
     with exiting():
         train(small(folder, "ppo", **{"compute.rank_timeout": 20.0}), callbacks=on_iteration)
 
 
 @pytest.mark.long
-def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> None:
-    assert ended(start_ranks(tmp_path, 2, train_and_call, tmp_path)) == [6, 1]
-    assert "on_iteration failed on rank 1 of 2: KeyError: 'my tracker is full'" in said(tmp_path)[0]
+@pytest.mark.parametrize("error", [KeyError, SystemExit])
+def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path, error: Any) -> None:
+    assert ended(start_ranks(tmp_path, 2, train_and_call, tmp_path, error)) == [6, 1]
+    assert f"on_iteration failed on rank 1 of 2: {error.__name__}: " in said(tmp_path)[0]
+    assert only_run(tmp_path).checkpoints[-1].name == "step-000000000192"
 
 
 def train_with_one_license(folder: Path) -> None:

@@ -460,8 +460,7 @@ def test_the_value_network_may_have_another_non_linearity() -> None:
     agent = make_agent(model={"activation": "relu", "value_activation": "tanh"})
     assert agent.value_encoder is not None
     for encoder, kind in ((agent.encoder, nn.ReLU), (agent.value_encoder, nn.Tanh)):
-        found = [type(m) for m in encoder.modules() if isinstance(m, nn.ReLU | nn.Tanh)]
-        assert found == [kind]
+        assert [kind] == [type(m) for m in encoder.modules() if isinstance(m, nn.ReLU | nn.Tanh)]
 
 
 @pytest.mark.parametrize("tree", [False, True])

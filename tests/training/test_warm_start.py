@@ -77,7 +77,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("weights", "said"), [
     (None, "is not a run directory"),
     ({"of.something.else": 0.0}, "expected weights that fit"),
-    ({"value_head.bias": math.nan}, r"not finite \(value_head\.bias\)"),
+    ({"own.mask": -math.inf, "value_head.bias": math.nan}, r"not finite \(value_head\.bias\)"),
 ])  # fmt: skip
 def test_a_run_that_gives_nothing_is_refused(
     tmp_path: Path, weights: dict[str, float] | None, said: str

@@ -52,8 +52,7 @@ def load_qt() -> str:
         return "not needed"
     if all(_try_load(name) for name in QT_LIBRARIES):
         return "system"
-    folder = find_qt_folder()
-    if folder is None:
+    if (folder := find_qt_folder()) is None:
         raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDY}")
     load_qt_from_wheel(folder)
     return "wheel"

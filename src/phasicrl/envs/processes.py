@@ -95,8 +95,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         call_name = send_async.__name__.removesuffix("_async")
         try:
             send_async(*args)
-            hung = find_hung_process(self.parent_pipes, timeout)
-            if hung is None:
+            if (hung := find_hung_process(self.parent_pipes, timeout)) is None:
                 return receive()
             text = f"environment {hung} has not finished {call_name}() within {timeout} s"
             text += "; it hangs, or the machine is overloaded"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -17,13 +17,6 @@ from torch.nn.utils import stateless
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 """Function that returns tensors."""
-replace_params = partial(stateless._reparametrize_module, tie_weights=True)
-"""Context in which a module has other parameters and buffers, by name.
-
-`torch.func.functional_call` does the same, but calls only `forward`.
-"""
-INDUCTOR_OPTIONS = {"cpp_wrapper": True, "fallback_random": True}
-"""Inductor's options: calls without Python, and the random numbers of eager code."""
 
 
 def has_compiler() -> bool:
@@ -47,8 +40,9 @@ def compile_for_shapes(
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # PyTorch's about itself
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second
-        options = INDUCTOR_OPTIONS | {"cpp.use_decompose_tanh": fast_tanh}
-        return inductor.compile(graph, list(inputs), options=options)
+        # Calls without Python, and the random numbers of eager code.
+        config = {"cpp_wrapper": True, "fallback_random": True, "cpp.use_decompose_tanh": fast_tanh}
+        return inductor.compile(graph, list(inputs), options=config)
 
 
 def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +59,21 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return call_in_new_graph_step
 
 
+@contextmanager
+def replace_params(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Give a module other parameters and buffers, by name, for the duration of a block.
+
+    `torch.func.functional_call` does the same, but calls only `forward`.
+
+    Raises:
+        ValueError: the module has assigned a buffer: the new one would be lost.
+    """
+    with stateless._reparametrize_module(module, tensors, tie_weights=True):
+        yield
+        if lost := [name for name, x in module.named_buffers() if x is not tensors[name]]:
+            raise ValueError(f"{lost[0]} is assigned; expected a buffer that is changed in place")
+
+
 def compile_inference(
     function: TensorFunction, module: nn.Module, inputs: Sequence[Tensor]
 ) -> TensorFunction:
@@ -77,8 +86,7 @@ def compile_inference(
     weights = [*tensors.values()]  # themselves, because their memory may be replaced
 
     def call_with_weights(*inputs: Tensor) -> tuple[Tensor, ...]:
-        replaced = dict(zip(tensors, inputs, strict=False))
-        with replace_params(module, replaced):
+        with replace_params(module, dict(zip(tensors, inputs, strict=False))):
             return function(*inputs[len(weights) :])
 
     with torch.inference_mode(False):

@@ -26,14 +26,14 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     """
     run_directory, new = RunDirectory.find(directory), agent.state_dict()
     old = run_directory.load_weights()
-    bounds = {f"{_OBS_NORM}low", f"{_OBS_NORM}high"}  # infinite before the first rollout
-    if bad := [x for x in old if not (x in bounds or old[x].isfinite().all())]:
+    parameters = {name for name, _ in agent.named_parameters()}
+    if bad := [name for name in old if name in parameters and not old[name].isfinite().all()]:
         raise ValueError(
             f"init_from is {directory}, whose weights are not finite ({bad[0]}); "
             "expected a run that has not diverged"
         )
     fits = {name for name in new.keys() & old.keys() if new[name].shape == old[name].shape}
-    if not fits & {name for name, _ in agent.named_parameters()}:
+    if not fits & parameters:
         raise ValueError(f"init_from is {directory}; expected weights that fit this network")
     warnings: list[str] = []
     for owner in (_OBS_NORM, _VALUE_NORM):
