@@ -233,16 +233,17 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     configs = {x: read_instance(Config, x / grid.TRIAL_FILE) for x in list_trial_folders(directory)}
     tasks = {folder: make_task(config.env.id, config) for folder, config in configs.items()}
     outcomes = {folder: read_trial_outcome(folder) for folder in configs}
-    arms = {folder: outcomes[folder].reason for folder in configs if outcomes[folder].reason}
-    if (directory / grid.SEARCH_FILE).is_file():  # their files have the settings of all
-        pending = [x for x in configs if x not in arms and outcomes[x].state == "pending"]
-        arms |= dict.fromkeys(pending, "no settings yet")
-    known = {folder: config for folder, config in configs.items() if folder not in arms} or configs
+    # In a search, the file of a trial that has not begun or cannot be made has the base's options.
+    is_search = (directory / grid.SEARCH_FILE).is_file()
+    notes = {x: outcome.reason or "no settings yet" for x, outcome in outcomes.items()
+             if outcome.reason or (is_search and outcome.state == "pending")}  # fmt: skip
+    arms = {x: arm for x, arm in label_configs(configs, tasks).items() if x not in notes}
+    known = {folder: config for folder, config in configs.items() if folder not in notes} or configs
     first, *others = [_format_changes_from_preset(config) for config in known.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
         TrialStatus(x.name, arm, str(tasks[x]), *_read_trial_progress(x, outcomes[x]), shared)
-        for x, arm in (label_configs(known, tasks) | arms).items()
+        for x, arm in (arms | notes).items()
     ]
 
 
