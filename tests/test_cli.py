@@ -401,8 +401,7 @@ def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     def warn(words: list[str]) -> None:
         shown.append(warnings.formatwarning("left out", UserWarning, cli.__file__, 3, "warn()"))
 
-    plain = warnings.formatwarning
-    own = object()
+    plain, own = warnings.formatwarning, object()
     monkeypatch.setattr(warnings, "formatwarning", own)
     monkeypatch.setitem(cli.COMMANDS, "train", warn)
     assert main(["train"]) == 0 and shown == ["note: left out\n"]

@@ -198,8 +198,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a program read its words, and its presets their fields; it does not begin to work."""
     monkeypatch.syspath_prepend((ROOT / words[0]).parent)
     script = importlib.import_module(Path(words[0]).stem)
-    read = functools.wraps(script.main)(lambda *args, **_: args)
-    args = tyro.cli(read, args=words[1:])
+    args = tyro.cli(functools.wraps(script.main)(lambda *args, **_: args), args=words[1:])
     if words[0] == "benchmarks/learning.py":
         for preset in args[1]:
             parse_preset(preset)

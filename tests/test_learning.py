@@ -160,5 +160,4 @@ class Safes(gym.Env[np.ndarray, Any]):
 def test_numbers_and_masked_keys(masks: bool, low: float, high: float, tmp_path: Path) -> None:
     """Masks with continuous actions."""
     changes = {"total_env_steps": 60_000, "env.id": "safes", "env.action_masks": masks}
-    config = quiet("classic-ppo", tmp_path, **changes)
-    assert low <= greedy_return(config, 200, Safes) < high
+    assert low <= greedy_return(quiet("classic-ppo", tmp_path, **changes), 200, Safes) < high

@@ -286,8 +286,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     run = filled(tiny(tmp_path))
     everything = Minibatch(samples_of(run).as_transitions(), torch.arange(32), as_steps=False)
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=True)
-    frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
-    gradients = []
+    frozen, gradients = torch.optim.Adam(run.agent.parameters(), lr=0.0), []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
         run.executor.plan = replace(run.executor.plan, micro_batch=sizes)

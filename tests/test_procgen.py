@@ -49,8 +49,7 @@ def test_a_preset_trains_with_finite_numbers(preset: str, tmp_path: Path) -> Non
 @pytest.mark.long
 def test_levels_are_counted_and_a_trained_agent_is_evaluated_and_filmed(tmp_path: Path) -> None:
     # Leaper's episodes are short: about 120 steps at random.
-    levels = {"id": "procgen:leaper", "num_levels": 3}
-    config = small("procgen-ppg-single", tmp_path, **levels)
+    config = small("procgen-ppg-single", tmp_path, **{"id": "procgen:leaper", "num_levels": 3})
     run = train(replace(config, total_env_steps=4096))
     rows = RunDirectory(run.directory).metrics()
     assert rows[-1]["procgen/num_levels_seen"] == 3

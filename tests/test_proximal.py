@@ -129,8 +129,7 @@ SCALED = ("ppo.learning_rate", "ppo.adam_betas", "ppo.proximal_decay", "aux.lear
 @pytest.mark.parametrize("factor", [2, 0.5])
 def test_scaled_there_and_back_is_the_same(factor: float) -> None:
     config = get_preset("procgen-ppg").with_updates({"ppo.proximal_decay": 0.889})
-    there = scale_batch(config, factor)
-    back = scale_batch(there, 1 / factor)
+    back = scale_batch(scale_batch(config, factor), 1 / factor)
     for path, value in config.values().items():
         now = back.values()[path]
         expected = pytest.approx(value) if path in SCALED else value
@@ -146,8 +145,7 @@ def test_a_batch_that_cannot_be_is_refused(factor: float, said: str) -> None:
 
 
 def test_decays_of_normalizers_scale_too(tmp_path: Path) -> None:
-    norm = ObsNormConfig(statistics="ema", decay=0.9)
-    scaled = scale_batch(tiny(tmp_path, obs_norm=norm), 2)
+    scaled = scale_batch(tiny(tmp_path, obs_norm=ObsNormConfig(statistics="ema", decay=0.9)), 2)
     assert scaled.obs_norm.decay == pytest.approx(0.81)
 
 

@@ -155,8 +155,7 @@ def written() -> PhaseBuffer:
     """Return a filled phase, whose cells hold the numbers of `cells`."""
     buffer = make_buffer(state_size=2, mask_size=A)
     for slot in range(K):
-        rollout = buffer.next_rollout()
-        cell = cells(B, T) + 100 * B * slot
+        rollout, cell = buffer.next_rollout(), cells(B, T) + 100 * B * slot
         rollout.obs.copy_(cell[..., None, None, None].expand_as(rollout.obs) % 256)
         rollout.first.copy_(cell % 3 == 0)
         rollout.state.copy_(cell[:, :1].float().expand_as(rollout.state))

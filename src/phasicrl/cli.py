@@ -518,8 +518,7 @@ def _envs(words: list[str]) -> None:
     """List the environments: `phasicrl envs PATTERN`."""
     from phasicrl.envs.make import list_envs
 
-    listings = parse_and_call(list_envs, "envs", words, tyro.conf.Positional)
-    if not listings:
+    if not (listings := parse_and_call(list_envs, "envs", words, tyro.conf.Positional)):
         raise ValueError(f"pattern is {words[0]!r}; expected part of an id, see `phasicrl envs`")
     print_lines(listings)
 

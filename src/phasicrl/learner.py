@@ -113,13 +113,10 @@ class Learner:
 
     def start_iteration(self) -> Record:
         """Count the iteration, apply the schedules, and return the values as metrics."""
-        progress = self.env_steps / self.config.budget
-        with self.executor.world.sync_errors("schedule"):
-            self.scheduled_config = self.config.with_scheduled_values(self.schedule, progress)
+        self._apply_schedules(self.env_steps)
         self.iteration += 1
         self.env_steps += self.config.batch_size
         self._previous_moments = copy.deepcopy(self.advantage_moments)
-        self._set_learning_rates()
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
         record = {"charts/learning_rate": rates[0]}
         if self.scheduled_config.ppo.value_learning_rate is not None and len(rates) > 1:
@@ -261,6 +258,15 @@ class Learner:
         for name, optimizer in self.optimizers.items():
             optimize.load_state_(optimizer, state["optimizers"][name])
         self.generator.set_state(state["generator"])
+        # As when the iteration started, for the auxiliary phase that is left of it.
+        self._apply_schedules(max(self.env_steps - self.config.batch_size, 0))
+
+    def _apply_schedules(self, env_steps: int) -> None:
+        """Set the options and learning rates of the iteration that starts after `env_steps`."""
+        progress = env_steps / self.config.budget
+        with self.executor.world.sync_errors("schedule"):
+            self.scheduled_config = self.config.with_scheduled_values(self.schedule, progress)
+        self._set_learning_rates()
 
     def _set_learning_rates(self) -> None:
         """Set the learning rate of each optimizer and network."""

@@ -90,16 +90,14 @@ def get_adam_state(optimizer: Adam, parameters: Sequence[Tensor]) -> AdamState:
 
 
 def load_state_(optimizer: Adam, state: dict[str, Any]) -> None:
-    """Load an optimizer's state, of whose options only the learning rates are taken.
+    """Load an optimizer's state, but not its options.
 
     The moments get the memory layout and device of the parameters. Loaded moments are contiguous,
     weights of convolutions are channels_last, and the fused Adam ignores strides: it would update a
     weight with the moment of another one. PyTorch loads the number of steps to the CPU, but Adam on
     a GPU needs it there.
     """
-    pairs = zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
-    groups = [current | {"lr": saved["lr"]} for current, saved in pairs]
-    optimizer.load_state_dict(state | {"param_groups": groups})
+    optimizer.load_state_dict(state | {"param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if value.shape == parameter.shape:

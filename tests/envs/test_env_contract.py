@@ -147,8 +147,7 @@ def case(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def played(case: str) -> Iterator[Played]:
     """Run once with seed 1, for the tests that only read the result."""
-    env = make(case)
-    is_of_library = case in CASES and CASES[case][1] is None
+    env, is_of_library = make(case), case in CASES and CASES[case][1] is None
     yield play(env, STEPS.get(case, 250 if is_of_library else 60))
     env.close()
 

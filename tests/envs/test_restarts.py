@@ -101,6 +101,24 @@ def test_a_fault_cuts_one_episode_and_leaves_the_other_environment_alone() -> No
     sound.close()
 
 
+class Saved(Fragile):
+    def get_state(self) -> Any:
+        return self._at, self._steps
+
+    def set_state(self, state: Any) -> Any:
+        self._at, self._steps = state
+        return self._obs(), {}
+
+
+def test_a_fault_after_a_resume_cuts_the_episode_at_what_was_seen_last() -> None:
+    envs, again = (restarting_envs(partial(Saved, lives), 2) for lives in (9, 0))
+    envs.reset()
+    before, state = envs.step(RIGHT), envs.state_dict()
+    assert state is not None and torch.equal(again.load_state_dict(state), before.obs)
+    step = again.step(RIGHT)
+    assert step.final_obs is not None and torch.equal(step.final_obs, before.obs)
+
+
 @pytest.mark.parametrize("max_restarts", [0, 2])
 def test_the_fault_after_the_last_restart_is_raised(max_restarts: int) -> None:
     envs = restarting_envs(partial(Fragile, 1), max_restarts)

@@ -132,6 +132,7 @@ def broken(num_envs: int) -> Any:
     raise RuntimeError("no licence")
 
 
+unshared = changed(shared_memory=False, metadata=NEXT)
 NANS, ROWS, TEXT = np.full((3, 3), np.nan), np.ones((3, 3)), gym.spaces.Text(5)
 REFUSED: dict[str, tuple[Any, str]] = {
     "no function": (3, "make_vector_env"),
@@ -139,7 +140,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a single one": (lambda num_envs: Counting(), "returned a Counting with num_envs None"),
     "no device": (lambda n: SimpleNamespace(num_envs=n), "SimpleNamespace without a device; exp"),
     "too few": (lambda num_envs: sync()(num_envs - 1), "with num_envs 2; expected .* 3"),
-    "resets twice": (changed(shared_memory=False, metadata=NEXT), "is NextStep without shared_m"),
+    "resets twice": (lambda n: VectorWrapper(unshared(n)), "is NextStep without shared_m"),
     "no space": (changed(single_action_space=None), "action_space is None; expected Discrete"),
     "no mode": (changed(metadata={}), r"metadata\['autoreset_mode'\] .*None is not a"),
     "spaces": (changed(single_observation_space=TEXT), "observation_space is Text.*; expected Box"),

@@ -325,8 +325,7 @@ def test_steps_in_micro_batches_are_not_compiled(
 ) -> None:
     """A compiled step takes the memory of a whole minibatch."""
     monkeypatch.setattr(compiled, "compile_for_shapes", as_it_is)
-    compiled_run = {"compute.compile": "on", "total_env_steps": 96}
-    config = setting(tmp_path, **PICTURES, **compiled_run)
+    config = setting(tmp_path, **PICTURES, **{"compute.compile": "on", "total_env_steps": 96})
     executor = train(config, make_env=Image).executor
     assert executor.plan.compiled and not executor._compiled_steps
     config = config.with_updates({"compute.micro_batch": None})

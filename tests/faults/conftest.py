@@ -44,8 +44,7 @@ def fault(
     request: pytest.FixtureRequest, is_full: bool, record_property: Callable[[str, object], None]
 ) -> Iterator[Fault]:
     """Yield the fault of a test's mark `fault(id, what, short, full)`."""
-    mark = request.node.get_closest_marker("fault")
-    name, what, short, full = mark.args
+    name, what, short, full = request.node.get_closest_marker("fault").args
     made = Fault(name, what, full if is_full else short)
     yield made
     record_property("fault", (made.id, made.what, made.wanted, made.held))

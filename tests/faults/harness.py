@@ -157,8 +157,7 @@ def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     files = only_run(folder)
     (state, chunks), rejections = load_checkpoint(files.checkpoint_folder, run_id=files.card["run"])
     assert not rejections and not list(files.checkpoint_folder.glob(".*")), "something is left over"
-    config = Config.from_json(state.pop("config"))
-    assert state.pop("env_steps") == config.total_env_steps
+    assert state.pop("env_steps") == Config.from_json(state.pop("config")).total_env_steps
     del state["seconds"], state["log"]
     state |= {"chunks": chunks, "weights": files.load_weights()}
     return state, rows_of(files)

@@ -54,8 +54,7 @@ def damages(path: Path, draw: random.Random, few: bool) -> Iterator[bytes | None
     for _ in range(2 if few else 22):
         yield whole[: draw.randrange(len(whole))]
     for _ in range(2 if few else 200):
-        at = draw.randrange(8 * len(whole))
-        flipped = bytearray(whole)
+        at, flipped = draw.randrange(8 * len(whole)), bytearray(whole)
         flipped[at // 8] ^= 1 << at % 8
         yield bytes(flipped)
 
@@ -149,8 +148,7 @@ def test_malicious_files_are_not_executed(tmp_path: Path, fault: Fault, stopped:
 def test_two_resumes_at_once(tmp_path: Path, fault: Fault) -> None:
     whole = tmp_path / "whole"
     finish(whole, begin_or_resume, whole, "ppg")
-    expected = left(whole)
-    begun = tmp_path / "begun"
+    expected, begun = left(whole), tmp_path / "begun"
     train(small(begun, "ppg"), callbacks=stop_at(4))
     for number in fault:
         folder = tmp_path / str(number)

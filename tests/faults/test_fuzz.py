@@ -57,8 +57,7 @@ def _mutated_tree(tree: Any, draw: random.Random) -> Any:
 
 
 def _mutated_bytes(data: bytes, draw: random.Random) -> bytes:
-    where = draw.randrange(len(data) + 1)
-    way = draw.randrange(4)
+    where, way = draw.randrange(len(data) + 1), draw.randrange(4)
     if way == 0:
         return data[:where]
     if way == 1:
@@ -114,8 +113,7 @@ def test_mutated_files(tmp_path: Path, original: Path, name: str, fault: Fault) 
     "F-14", "a configuration of random values: made, or refused in a sentence", 200, 3000
 )
 def test_configurations_of_random_values(fault: Fault) -> None:
-    draw = random.Random(1)
-    tree = json.loads(Config().to_json())
+    draw, tree = random.Random(1), json.loads(Config().to_json())
     for _ in fault:
         mutated = json.loads(json.dumps(tree))
         for _ in range(draw.randrange(1, 6)):

@@ -87,8 +87,7 @@ def _poison_logits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
 
 
 def _poison_gradient(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    parameter = next(run.agent.parameters())
-    parameter.register_hook(lambda gradient: gradient * math.nan)
+    next(run.agent.parameters()).register_hook(lambda gradient: gradient * math.nan)
 
 
 def _poison_weights(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -245,8 +245,7 @@ def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_ful
     if full == 0 and not is_full:
         pytest.skip("one change is enough, but for make test-faults")
     for _ in fault:
-        processes = start_ranks(tmp_path, 2, begin_with_full_disk, tmp_path, {}, full)
-        codes = ended(processes)
+        codes = ended(start_ranks(tmp_path, 2, begin_with_full_disk, tmp_path, {}, full))
         assert codes[full] == 2 and codes[1 - full] == 6, (codes, said(tmp_path))
         words = said(tmp_path)
         assert "No space left on device" in words[full]

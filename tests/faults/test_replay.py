@@ -73,8 +73,7 @@ def test_brought_back_environments_go_on_alike(family: str, fault: Fault, is_ful
     chosen = every if is_full else every[: fault.wanted]
     fault.wanted = len(chosen)
     for index in fault:
-        config = chosen[index]
-        generator = np.random.default_rng(index)
+        config, generator = chosen[index], np.random.default_rng(index)
         envs, twin = make_envs(config, seed=5), make_envs(config, seed=5)
         assert envs.restore_method == "replay"
         envs.reset()

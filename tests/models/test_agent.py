@@ -196,8 +196,7 @@ def make_head(name: str, num_features: int, num_outputs: int) -> nn.Module | Non
     """Make two layers for policy and value; the auxiliary value has the usual head."""
     if name == "aux_value":
         return None
-    hidden = nn.Linear(num_features, 3)
-    return nn.Sequential(hidden, nn.Tanh(), nn.Linear(3, num_outputs))
+    return nn.Sequential(nn.Linear(num_features, 3), nn.Tanh(), nn.Linear(3, num_outputs))
 
 
 @every_path

@@ -64,8 +64,7 @@ def test_probabilities_add_up_to_one_however_large_the_logits() -> None:
 
 def test_actions_are_drawn_by_their_probabilities() -> None:
     probs, number = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]]), 20_000
-    policy = Categorical(probs.log().expand(number, 2, 4))
-    action = policy.sample(Generator().manual_seed(0))
+    action = Categorical(probs.log().expand(number, 2, 4)).sample(Generator().manual_seed(0))
     assert action.shape == (number, 2) and action.dtype == torch.int64
     pairs = torch.bincount(action[:, 0] * 4 + action[:, 1], minlength=16).reshape(4, 4).numpy()
     for counts, expected in zip((pairs.sum(1), pairs.sum(0)), probs.double().numpy(), strict=True):

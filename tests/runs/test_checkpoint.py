@@ -248,8 +248,7 @@ def test_a_full_disk_leaves_what_was_saved_before_and_no_temporary_folder(
     tmp_path: Path, room: int
 ) -> None:
     """No file may have more than so many bytes."""
-    first = save(tmp_path, 1)
-    before = sorted(tmp_path.rglob("*"))
+    first, before = save(tmp_path, 1), sorted(tmp_path.rglob("*"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:

@@ -318,8 +318,7 @@ def test_rows_that_a_full_disk_refuses_are_written_later(
 
 def test_a_failing_sink_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Failing:
-        name = "the sink"
-        calls = 0
+        name, calls = "the sink", 0
 
         def write(self, values: Any, env_steps: int) -> None:
             self.calls += 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from torch import Generator
 
 from phasicrl.distributed import World
+from phasicrl.optimize import MeanAccumulator
 from phasicrl.runs import parts
 from phasicrl.runs.parts import RankState
 
@@ -27,6 +29,20 @@ def test_rows_go_to_the_process_that_has_their_environments() -> None:
         policies, rollout = parts._reshard(old, world).chunks.values()
         assert torch.equal(policies["x"], own.flatten())
         assert torch.equal(rollout["x"], own[0])
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_metrics_of_an_unfinished_phase_are_those_of_all_processes(size: int) -> None:
+    old, means = [], MeanAccumulator()
+    for kl in (1.0, 3.0):  # of 100 steps each
+        part = MeanAccumulator()
+        part.add(("kl",), torch.tensor([kl]), 100)
+        state = {"learner": {"generator": 0}, "auxiliary": {"means": part.state_dict()}}
+        old.append(RankState(state, {}))
+    new = parts._reshard(old, World(0, size)).state["auxiliary"]["means"]
+    means.load_state_dict(new, torch.device("cpu"))
+    means.add(("kl",), torch.tensor([5.0]), 200 / size)
+    assert means.result() == {"kl": 3.5}
 
 
 def test_processes_shuffle_by_different_generators() -> None:

@@ -113,8 +113,7 @@ def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -
 
 def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
-    path = tmp_path / "steps.csv"
-    make_env = partial(Corridor, limit=30)
+    path, make_env = tmp_path / "steps.csv", partial(Corridor, limit=30)
     results = evaluate(
         str(run.directory), episodes=20, make_env=make_env, steps_file=str(path),
         json=str(tmp_path / "results.json"),

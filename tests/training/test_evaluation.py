@@ -225,8 +225,7 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `lab`")
     config = evaluated(tmp_path).with_updates({"evaluation.film": True})
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
-    run = train(config, make_env=Image)
-    films = sorted((run.directory / "videos").iterdir())
+    films = sorted((train(config, make_env=Image).directory / "videos").iterdir())
     assert [path.name for path in films] == ["000000000064.mp4", "000000000128.mp4"]
     images = read_film(films[0], 512 + 6 * 16, 512)
     assert len(images) == 6  # first + 5 steps

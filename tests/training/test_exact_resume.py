@@ -133,12 +133,15 @@ def test_with_a_game_of_procgen(tmp_path: Path) -> None:
     assert_unbroken(config.with_updates(small), tmp_path, (3,))
 
 
+@pytest.mark.parametrize("changed", [None, partial(helpers.Levers, masked=True)])
 def test_environments_without_replay_are_reported_and_start_new_episodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: Any
 ) -> None:
+    """Resume where resets cannot be repeated, and where there are masks now."""
     config = helpers.tiny(tmp_path).with_updates({"log.console": "plain"})
-    run = train(config, make_env=Hidden, callbacks=helpers.stop_at(2))
-    again = resume(run.directory, make_env=Hidden)
+    make_env = helpers.Levers if changed else Hidden
+    run = train(config, make_env=make_env, callbacks=helpers.stop_at(2))
+    again = resume(run.directory, make_env=changed or Hidden)
     assert again.env_steps == 128 and again.envs_made_at == 64
     assert "environments start new episodes" in capsys.readouterr().out
 

@@ -114,8 +114,7 @@ def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
     def full(rows: metrics._RowFile) -> None:
         raise OSError(28, "No space left on device")
 
-    before = signal.getsignal(signal.SIGTERM)
-    run = open_run(tiny(tmp_path))
+    before, run = signal.getsignal(signal.SIGTERM), open_run(tiny(tmp_path))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"), run:
         patch.setattr(metrics._RowFile, "flush", full)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -558,8 +558,7 @@ def test_observations_enter_their_statistics_once_each_the_first_ones_before_the
     with open_run(tiny(tmp_path, obs_norm=norm, value_norm=VALUE_NORM)) as run:
         normalizer = run.agent.reader.normalizer
         assert normalizer is not None
-        rollout = run.buffer.next_rollout()
-        seen = torch.empty(0, 8, 2)
+        rollout, seen = run.buffer.next_rollout(), torch.empty(0, 8, 2)
         for number in (0, 32):
             run.collect(rollout)
             assert normalizer.moments.count == (32 if first else number)

@@ -17,7 +17,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, PPOConfig
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.phases import PolicyPhaseLoss
-from phasicrl.training.build import start_run
+from phasicrl.training.build import restore_run, start_run
 from tests.helpers import assert_same, assert_same_run, corridor, open_run, stop_at, tiny, tiny_aux
 
 FACTORS = {
@@ -90,8 +90,7 @@ def test_the_loss_has_the_current_clip_range_and_entropy_bonus(tmp_path: Path) -
     """By hand: ratios of e^0.3 and advantages of 1, so that −1 − ε is the surrogate."""
     options = {"ppo.clip_schedule": "linear", "ppo.entropy_schedule": "cosine", "ppo.clip": 0.2}
     run = open_run(tiny(tmp_path).with_updates({**options, "ppo.entropy_coef": 0.04}))
-    rollout = run.collect(run.buffer.next_rollout())
-    samples = rollout.policy_samples(torch.ones(4, 8))
+    samples = run.collect(run.buffer.next_rollout()).policy_samples(torch.ones(4, 8))
     samples = replace(samples, old_log_prob=samples.old_log_prob - 0.3)
     loss = PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=False)
     for x, y in zip(FACTORS["linear"], FACTORS["cosine"], strict=True):
@@ -172,6 +171,13 @@ def test_a_longer_run_says_with_which_values_its_schedules_continue(
     resume(run.directory, total_env_steps=256, make_env=corridor, schedule=schedule)
     found = re.findall(r"(\S+) continues at ([\w.-]+)", capsys.readouterr().out)
     assert {*map(" ".join, found)} == said
+
+
+def test_a_phase_that_is_made_up_for_has_the_rate_of_the_longer_run(tmp_path: Path) -> None:
+    aux = tiny_aux(optimizer="own", learning_rate=1e-3)
+    run = train(tiny(tmp_path, aux=aux).with_updates({"ppo.schedule": "linear"}), make_env=corridor)
+    with restore_run(run.directory, total_env_steps=256, make_env=corridor) as longer:
+        assert longer.learner.optimizers["aux"].param_groups[0]["lr"] == 1e-3 * (1 - 96 / 256)
 
 
 @pytest.mark.parametrize(("schedule", "message"), [

@@ -185,9 +185,10 @@ class NumpyVectorEnv:
         """
         self._episodes.set_actions(state["actions"].numpy(), state["lengths"].numpy())
         parts = state["starts"], self._episodes.split_by_env()
-        obs, mask = self._call_with_watchdog("replay", 2 * self.reset_timeout, self._replay, *parts)
-        is_same = mask is None or np.array_equal(mask, state["mask"].numpy())
-        if not is_same or not np.array_equal(obs, state["obs"].numpy()):
+        timeout = 2 * self.reset_timeout + self.step_timeout * len(state["actions"])
+        obs, mask = self._call_with_watchdog("replay", timeout, self._replay, *parts)
+        is_same = mask is None or np.array_equal(mask, state["mask"])
+        if not is_same or not np.array_equal(obs, state["obs"]):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
         return self._keep_obs_and_mask(obs, mask)
 

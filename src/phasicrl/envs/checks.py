@@ -312,19 +312,19 @@ class CheckedEnv(gym.Env[Any, Any]):
         # A restart would lead to another state.
         can_restart, self._can_restart = self._can_restart, False
         start, remaining = json.loads(starts_json[self.env_index]), all_actions[self.env_index]
-        obs, info = self.reset(seed=start["seed"])
+        _, info = self.reset(seed=start["seed"])
         if "state" in start:
             with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):
                 set_state, remaining = self.env.get_wrapper_attr("set_state"), []
                 env_obs, info = check_tuple(set_state(start["state"]), 2)
-                obs, info = self._pack_copy(env_obs), self._make_mask_info(env_obs, info)
+                self._last_obs, info = self._pack_copy(env_obs), self._make_mask_info(env_obs, info)
         elif start["generator"] is not None:
             self.env.unwrapped.np_random.bit_generator.state = start["generator"]
-            obs, info = self.reset()
+            _, info = self.reset()
         for action in remaining:
-            obs, *_, info = self.step(action)
+            *_, info = self.step(action)
         self._can_restart = can_restart
-        return obs, info
+        return self._last_obs, info
 
     def close(self) -> None:
         """Close the environment; the next reset makes another."""

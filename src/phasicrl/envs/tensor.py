@@ -281,8 +281,8 @@ class TensorVectorEnv:
         with self._guard_call("set_state()"):
             self._simulator.set_state({k: x.to(self.device) for k, x in state["simulator"].items()})
         self._rng_state |= {x: state["random"][x] for x in self._rng_state if x in state["random"]}
-        self._first_obs, mask = None, state["mask"]
-        self.action_mask = None if mask is None else mask.to(self.device)
+        self._first_obs = None
+        self.action_mask = state["mask"].to(self.device) if self.mask_size else None
         self.obs = obs = state["obs"].to(self.device)
         return obs
 

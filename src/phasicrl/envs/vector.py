@@ -6,7 +6,7 @@ Their `metadata["autoreset_mode"]` is one of:
   `info["final_obs"]`.
 - `NEXT_STEP`: the next step ignores the action and returns the first observation. Such steps do not
   occur here, because ended environments are reset right away by
-  `reset(options={"reset_mask": ended})`, which Gymnasium's vector environments and EnvPool support.
+  `reset(options={"reset_mask": ended})`, which `SyncVectorEnv` and `AsyncVectorEnv` support.
 - `DISABLED`: ended environments are reset by that call only.
 """
 
@@ -91,17 +91,16 @@ class CustomVectorEnv(NumpyVectorEnv):
             ValueError: the spaces are not supported.
             EnvError: the autoreset mode is missing, or a reset fails.
         """
-        name, self._vector = config.id, vector
+        name, self._vector, base = config.id, vector, getattr(vector, "unwrapped", vector)
         with convert_errors(f"{name}: metadata['autoreset_mode'] (AutoresetMode.SAME_STEP, …)"):
             self._mode = mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
-            if mode is AutoresetMode.NEXT_STEP and getattr(vector, "shared_memory", True) is False:
+            if mode is AutoresetMode.NEXT_STEP and getattr(base, "shared_memory", True) is False:
                 raise Invalid("is NextStep without shared_memory; expected it, or SameStep")
         spaces = (getattr(vector, f"single_{x}_space", None) for x in ("observation", "action"))
         properties = make_properties_from_spaces(name, *spaces)
         self._widths = get_nvec(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
             _, info = self._first_reset = self._reset_envs(seed=local.base_seed + local.first_index)
-            base = getattr(vector, "unwrapped", vector)
             parts = [x.unwrapped for x in base.envs] if isinstance(base, SyncVectorEnv) else [base]
             if self._widths and not properties.mask_source and has_mask(info, *parts):
                 properties = replace(properties, mask_source="info")

@@ -226,7 +226,7 @@ def _make_or_restore_envs(
         envs = _make_envs(config, user, world, made_at_step=made_at_step, env_steps=now)
         try:
             return envs, made_at_step, envs.load_state_dict(state["collector"]["envs"]), ""
-        except (EnvError, ValueError, KeyError) as error:
+        except (EnvError, ValueError, KeyError, AttributeError) as error:
             envs.close()
             reason = str(error)
     envs = _make_envs(config, user, world, made_at_step=now, env_steps=now)

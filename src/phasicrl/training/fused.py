@@ -47,10 +47,7 @@ class FusedCollector(Collector):
             # A diverged network may have acted before the simulator's first wrong number.
             require_finite(policy=rollout.log_prob[:, : int(valid.all(1).int().argmin()) + 1])
             self.envs.raise_unless_valid(valid)
-        finals = dict[int, tuple[Tensor, Tensor]]()
-        for t in rollout.truncated.any(0).nonzero().flatten().tolist():
-            final_obs, memory, _ = chunks[t // size]
-            finals[t] = final_obs[:, t % size], memory[:, t % size]
+        finals = dict(enumerate((x[:, t], m[:, t]) for x, m, _ in chunks for t in range(size)))
         truncated, ended = rollout.truncated.t(), (rollout.terminated | rollout.truncated).t()
         steps = {"reward": rollout.reward.t(), "terminated": rollout.terminated.t(), "ended": ended}
         return self._find_truncations(truncated, finals if self.bootstrap_truncation else {}), steps

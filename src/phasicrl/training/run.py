@@ -125,7 +125,7 @@ class Run(AbstractContextManager["Run"]):
                 raise ValueError(f"callbacks is {callback!r}; expected a Callbacks() or a function")
             vars(self.callbacks)["on_iteration"] = callback
         self.learner, self.collector, self.buffer = learner, collector, buffer
-        self.metrics_log, self._pending_metrics = log, Record()
+        self.metrics_log, self.show, self._pending_metrics = log, log.show_stage, Record()
         self.directory, self.agent, self.envs = run_directory.path, learner.agent, collector.envs
         self.executor, self.world = learner.executor, learner.executor.world
         self.resources = ExitStack()  # closed with the run
@@ -177,10 +177,6 @@ class Run(AbstractContextManager["Run"]):
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - self._iteration_started
         return rollout
-
-    def show(self, stage: str) -> None:
-        """Show the stage that starts on the console."""
-        self.metrics_log.show_stage(stage)
 
     def log_epoch(self, phase: Phase, epoch: int, accumulator: MeanAccumulator) -> None:
         """Append the means of a finished epoch to `epochs.jsonl` if `log.epochs` is on.

@@ -180,8 +180,7 @@ def test_the_report_names_a_trouble_that_was_planted(
     config = tiny(tmp_path).with_updates(usual | {"ppo.value_epochs": 2} | changes)
     run = train(config, make_env=make_env, callbacks=disturb).directory
     monkeypatch.setattr(report, "_draw_figures", lambda _: {})
-    page = write_report([run]).read_text(encoding="utf-8")
-    found = re.findall("<strong>(.*)</strong>", page)
+    found = re.findall("<strong>(.*)</strong>", write_report([run]).read_text(encoding="utf-8"))
     assert problem in found if problem else not found, found
 
 

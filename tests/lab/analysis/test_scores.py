@@ -50,8 +50,7 @@ def test_a_profile_is_the_share_above_each_threshold() -> None:
 
 
 def test_the_median_of_steps_counts_runs_that_never_arrive_as_the_latest() -> None:
-    never = float("inf")
-    found = scores.median_steps_to_target([100, 300])
+    never, found = float("inf"), scores.median_steps_to_target([100, 300])
     assert (found.value, found.low, found.high) == (200, 100, 300)
     found = scores.median_steps_to_target([100, never])
     assert (found.value, found.low, found.high) == (never, 100, never)

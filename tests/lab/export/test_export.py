@@ -202,8 +202,7 @@ def test_inputs_have_shape_and_dtype_and_the_program_of_the_page_runs(
     assert made.metadata["inputs"] == {"obs": "observed, [B, 4] float32"}
     page = Path(__file__).parents[3] / "docs/export.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
-    env = float64_cartpole()
-    monkeypatch.setattr(gym, "make", {"CartPole-v1": env}.__getitem__)
+    monkeypatch.setattr(gym, "make", {"CartPole-v1": float64_cartpole()}.__getitem__)
     monkeypatch.chdir(run)
     exec(block, {"__name__": "page"})
     assert float(capsys.readouterr().out) >= 8  # a pole falls no faster

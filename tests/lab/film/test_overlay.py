@@ -54,8 +54,7 @@ def rows(pixels: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
 
 
 def test_bars_are_as_high_as_probabilities_and_what_was_taken_is_orange() -> None:
-    probabilities = torch.tensor([0.6, 0.3, 0.1])
-    image = drawn(head_of(Discrete(3)), probabilities.log(), torch.tensor(1))
+    image = drawn(head_of(Discrete(3)), torch.tensor([0.6, 0.3, 0.1]).log(), torch.tensor(1))
     for number, (probability, color) in enumerate([(0.6, _INK), (0.3, _ACCENT), (0.1, _INK)]):
         found = rows(column(image, number, 3), color)
         assert found.max() == pytest.approx(BOTTOM, abs=1)

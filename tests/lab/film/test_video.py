@@ -190,8 +190,7 @@ def test_floats_and_alpha_are_filmed_as_bytes_of_red_green_and_blue(
             return image
 
     envs: Any = {"make_vector_env": sync(Shows)} if in_vector else {"make_env": Shows}
-    run = train(tiny(tmp_path), **envs)
-    path, _ = film(run.directory, episodes=1, size=16, **envs)
+    path, _ = film(train(tiny(tmp_path), **envs).directory, episodes=1, size=16, **envs)
     last = read_film(path, 16, 32)[-1]
     np.testing.assert_allclose(last.mean((0, 1)), (255, 0.4 * 255, 0), atol=8)
 
@@ -267,8 +266,7 @@ def test_films_show_the_end_of_an_episode(tmp_path: Path, mode: AutoresetMode | 
     own: dict[str, Any] = {"make_env": Counting}
     if mode is not None:
         own = {"make_vector_env": lambda n: SyncVectorEnv([Counting] * n, autoreset_mode=mode)}
-    run = train(tiny(tmp_path), **own)
-    path, _ = film(run.directory, episodes=2, size=16, **own)
+    path, _ = film(train(tiny(tmp_path), **own).directory, episodes=2, size=16, **own)
     shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20
     end = 6 if mode is AutoresetMode.SAME_STEP else 7
     assert shown == pytest.approx([*range(7), end] * 2, abs=0.2)

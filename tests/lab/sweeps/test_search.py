@@ -244,8 +244,7 @@ def test_received_searches_run_no_code(
 
 
 def test_diverged_runs_have_lowest_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(tmp_path, "ppo", total_env_steps=640)
-    plain = trials.train
+    config, plain = small(tmp_path, "ppo", total_env_steps=640), trials.train
 
     def diverging(config: Config, **how: Any) -> None:
         run = plain(config, callbacks=lambda run, _: "stop" if run.iteration == 9 else None)

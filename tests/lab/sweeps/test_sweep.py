@@ -73,8 +73,7 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    close = [0.123412, 0.123388]
+    folder, close = tmp_path / "sweep", [0.123412, 0.123388]
     assert sweep.add_trials(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
     before = {path: path.read_text() for path in folder.glob(f"*/{grid.TRIAL_FILE}")}
     more = values(tmp_path, ppo__clip=[*close, 0.3])
