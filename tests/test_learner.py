@@ -36,16 +36,15 @@ def test_the_learning_rate_follows_the_kl_in_the_policy_phase(
 
 
 def test_options_that_were_changed_hold_after_a_resume(tmp_path: Path) -> None:
-    """A phase that was interrupted ends with its learning rate."""
+    """A phase that was interrupted, too, ends with the new learning rate."""
     state = open_run(tiny(tmp_path).with_updates({"ppo.learning_rate": 7e-4})).learner.state_dict()
     options = {"betas": (0.5, 0.6), "eps": 0.1, "eps_hat": True}
     changes = {"ppo.kl_penalty": 2.0} | {f"ppo.adam_{key}": options[key] for key in options}
     learner = open_run(tiny(tmp_path).with_updates(changes)).learner
     learner.load_state_dict(state | {"lr_multiplier": 0.5})  # as if `adaptive_kl` was on before
     group = learner.optimizers["policy"].param_groups[-1]
-    assert (learner.kl_coef, learner.lr_multiplier) == (2, 1) and group.items() >= (
-        options | {"lr": 7e-4}
-    ).items()
+    assert (learner.kl_coef, learner.lr_multiplier) == (2, 1)
+    assert group.items() >= (options | {"lr": learner.config.ppo.learning_rate}).items()
 
 
 def test_one_network_has_one_learning_rate(tmp_path: Path) -> None:
