@@ -7,8 +7,6 @@ Finished runs and packages are kept, and interrupted runs resume. LunarLander ne
 box2d`. All presets with one seed take an hour on two cores.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tyro

@@ -25,8 +25,6 @@ the opposite order; in float32 the larger difference of these two runs from thei
 An asterisk marks a difference above both ten times the noise and `NEGLIGIBLE`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -10,8 +10,6 @@ file has a row for each tenth of a run; runs that it has are not repeated. Retur
 the more environments there are.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace

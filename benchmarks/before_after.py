@@ -6,8 +6,6 @@ Each round trains with both, in alternating order. A row has the environment ste
 run after its first iteration; medians and ratios are printed. Nothing else may run.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

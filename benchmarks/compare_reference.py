@@ -4,8 +4,6 @@ usage: python benchmarks/compare_reference.py RUN … --reference baselines_ppo_
     --output docs/figures/baselines
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections import defaultdict

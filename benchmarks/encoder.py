@@ -7,8 +7,6 @@ for 1.5 s after warm-up, interleaved; a row each. Rows named `features` and `gra
 relative error of bf16 against fp32.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

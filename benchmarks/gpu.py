@@ -9,8 +9,6 @@ is removed. `--toy` runs each kind of step on a CPU, at a size of seconds. mjlab
 where mjlab is not installed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

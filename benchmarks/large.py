@@ -7,8 +7,6 @@ peak. A thousand environments of images, a thousand of vectors, and curves of fi
 runs with 5,000 rows each, which are copies of one short run.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

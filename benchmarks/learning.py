@@ -10,8 +10,6 @@ Settings are chosen on seeds 1 to 10, whose rows are in benchmarks/results/selec
 on seeds from 101 on: no file has both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path

@@ -10,8 +10,6 @@ of minibatches, drawn from the whole phase. More passes do the same again. Logs 
 ones, and a checkpoint is saved at the end.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import tempfile

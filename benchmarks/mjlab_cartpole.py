@@ -10,8 +10,6 @@ an iteration of 32 steps, and the iteration's time, without a display and files.
 and a run that the file has is not repeated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -8,8 +8,6 @@ with the median of its iterations. `exchanges` is what one process spends with t
 included; `message` is an exchange of that size alone, when both are there.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

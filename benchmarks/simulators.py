@@ -9,8 +9,6 @@ A row is the mean return of 100 training episodes after an iteration. Runs that 
 repeated.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import tempfile

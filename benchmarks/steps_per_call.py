@@ -7,8 +7,6 @@ the median time of a step over 20 rollouts of 128 steps, and the time of the fir
 the call is compiled, without a cache. Settings alternate; nothing else may run.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 import statistics

@@ -6,8 +6,6 @@ for example: python benchmarks/trading.py benchmarks/results/trading.csv
 Runs that the file has are not repeated.
 """
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -28,8 +28,6 @@ Contestants without their Python or folder are left out. A contestant that fails
 the others are run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

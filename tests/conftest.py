@@ -4,8 +4,6 @@
 the commit.
 """
 
-from __future__ import annotations
-
 import csv
 import gc
 import os

@@ -1,7 +1,5 @@
 """Environment that most tests train in. Its processes import this file, and need no torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

@@ -3,8 +3,6 @@
 `python -m tests.golden` rewrites them: only in a commit that says why, with a *Numerics* line.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

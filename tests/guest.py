@@ -3,8 +3,6 @@
 Runs in a process of its own: pytest, its plugins and beartype change the process, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """Tiny configurations and environments that several tests share."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

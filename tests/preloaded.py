@@ -3,8 +3,6 @@
 The processes flush no files: no test cuts the power.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest  # noqa: F401

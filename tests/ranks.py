@@ -1,7 +1,5 @@
 """Processes that train one run together: starting them, and the same order of data in one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

@@ -3,8 +3,6 @@
 A flaky test does not fail the run, but is a defect: the run prints `flaky: TEST` for it.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

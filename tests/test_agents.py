@@ -1,7 +1,5 @@
 """The agents that the repository gives away: whole, of presets, on film, and as good as said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The comparison with the reference codes: its arithmetic, our side, and its committed result."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -3,8 +3,6 @@
 Importing the package does not wait for torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

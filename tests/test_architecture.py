@@ -1,7 +1,5 @@
 """Depth of a gradient step, files of an iteration, and places of metrics."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -3,8 +3,6 @@
 `versus.py`, `agreement.py` and `gpu.py`, which need other code bases, have tests of their own.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Small inputs of users that went wrong once, and what is right for each of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

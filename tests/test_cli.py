@@ -1,7 +1,5 @@
 """The command line: commands, options as paths of the configuration, mistakes in one sentence."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 Every number lands in its cell, episode by episode, rollout by rollout.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, Literal, NamedTuple

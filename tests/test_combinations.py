@@ -1,7 +1,5 @@
 """Memory, masks, PPG, discrete and mixed actions in every combination."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Configuration: what is refused and how, derived numbers, reading back."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import pickle

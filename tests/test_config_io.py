@@ -1,7 +1,5 @@
 """Configurations as JSON: read back as written, refused by field and by schema."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Several processes train as one does: equality, agreement, faults."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages: generated ones are up to date; links, names, options and commands on them exist."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Statistics of episodes: exact sums, whatever the rollouts, and a window that stays."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The examples run as they stand and are short."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -3,8 +3,6 @@
 Each rule is computed slowly, step by step, from its definition.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A change of them is a change of learning behavior (see `tests/golden.py`).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

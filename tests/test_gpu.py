@@ -4,8 +4,6 @@ Both run the same bodies, so that they are known to work before there is a GPU.
 `benchmarks/gpu.py` runs the GPU's half of this file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

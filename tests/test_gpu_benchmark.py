@@ -1,7 +1,5 @@
 """`benchmarks/gpu.py` at the size of a toy on the CPU, and the bundle of packages that it needs."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The package is a guest: importing and training leave the process as they found it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The learner: rewards, what is adapted to the KL, and measurements of its network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Slow: `make test-slow`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Action masks: every form in which an environment may give one, and those that are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

@@ -1,7 +1,5 @@
 """Running statistics against a direct computation over everything that was ever seen."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

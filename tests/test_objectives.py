@@ -4,8 +4,6 @@ Numbers and gradients by hand, relations between them, and autograd on the formu
 written.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Clipping and Adam against hand-worked numbers and PyTorch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -4,8 +4,6 @@ Small means: every preset has a budget of a rollout or two, in a few environment
 networks, suites have their first two arms, and the numbers in `SMALLER` replace a command's own.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The two phases: what they compute, on what, how often; PPO is PPG without its auxiliary phase."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import partial

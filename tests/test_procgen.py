@@ -1,7 +1,5 @@
 """Small runs on Procgen: training, level statistics, evaluation and film."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from dataclasses import replace

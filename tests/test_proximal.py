@@ -1,7 +1,5 @@
 """PPO-EWMA and PPG-EWMA: the average of weights, the loss around it, and the rules of batches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A test that passes when it is run again is flaky; one that fails again has failed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

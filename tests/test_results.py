@@ -1,7 +1,5 @@
 """Committed results: their seeds and commits, and the tables that are made from them."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Returns and advantages: numbers by hand, relations, and slow sums in float64 as the judges."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

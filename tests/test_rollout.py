@@ -3,8 +3,6 @@
 Everything once, in random order, with all its fields side by side.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls that run code from data, or pass text to a shell, stay out of the code."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Streams of randomness: distinct, and the same in every version."""
 
-from __future__ import annotations
-
 import pytest
 
 from phasicrl.seeding import PURPOSES, derive_seed, env_seeds

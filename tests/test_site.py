@@ -1,7 +1,5 @@
 """The site that `make site` builds, as a browser shows it: no page is wider than its screen."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

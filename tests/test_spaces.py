@@ -1,7 +1,5 @@
 """Spaces: how observations are stored, how actions are taken apart, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import re

@@ -1,7 +1,5 @@
 """Values learned at time limits, on the ring of benchmarks/time_limits.py."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Truncated episodes whose final observation is unknown, and rsl_rl's value of their ends."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from pathlib import Path

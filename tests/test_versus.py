@@ -1,7 +1,5 @@
 """The benchmark beside other trainers: its arithmetic, and contestants that exist."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from pathlib import Path

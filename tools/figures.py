@@ -3,8 +3,6 @@
 `make figures` draws all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -13,8 +13,6 @@ choice:
 TORCH_INDEX   address of the package index from which to take PyTorch, and only PyTorch
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -11,8 +11,6 @@ that the machine has (`--there rich safetensors`) stays out; `--more` adds other
 need in turn. `PACKAGES` has the rest.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Check the words of code, pages and names of tests; part of `make lint`."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Write the pages of docs/reference, and the tables of results on the other pages."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -7,8 +7,6 @@ The folder has one CSV file for each publication (`experiment`, `run`, `game`, `
 numbers, are written by hand.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import sys

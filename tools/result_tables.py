@@ -1,7 +1,5 @@
 """Write the tables of measured results on the pages from the files in benchmarks/results."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

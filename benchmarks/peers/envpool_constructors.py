@@ -4,8 +4,6 @@ CleanRL's scripts call that, so that both trainers step the same environments.
 Finished ones are reset at once, by mask, as the original does.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

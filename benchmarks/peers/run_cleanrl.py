@@ -9,8 +9,6 @@ With `--envpool` one thing is swapped: the constructor of the environments, whic
 freed memory, which has the effect of preloading tcmalloc or jemalloc, and is what phasicrl does.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import math

@@ -6,8 +6,6 @@ With `--marks` it stops after so many iterations, whatever the budget; with `--t
 environment is CartPole as tensors on a device, examples/tensor_cartpole.py.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

@@ -7,8 +7,6 @@ end. What it had reached when is read from its metrics afterwards, on the assump
 update takes the same time.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -10,8 +10,6 @@ their `VecNormalize`, and `linear` lets the learning rate, and the clip range if
 fall to zero. Time limits are bootstrapped, as they always do.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

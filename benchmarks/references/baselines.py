@@ -5,8 +5,6 @@
 Their networks are TensorFlow 1's, and cannot be run: values are ours.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The comparisons: a program of a reference with its settings, and our preset of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -7,8 +7,6 @@ case in cases.py. Our run in float32 writes the initial weights and the orders o
 which all others read. Baselines, whose networks cannot be run, reads our values.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

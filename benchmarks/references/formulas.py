@@ -5,8 +5,6 @@ they are defined, slowly. Options are those of our preset, with two networks and
 PyTorch come gradients, their clipping, and Adam.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ What does not install is replaced: `mpi4py` (a single process), `gym3` (its type
 forwarding), `procgen`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Our side: `phasicrl.algorithm.learn` with a preset, on a recording."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Their side where nothing else can be: our own run in one process, uncompiled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recorded experience, played back by environments that ignore the actions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Quantities of a run, by iteration, quantity and part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Their side: rsl_rl's `PPO` on a recording, with its own storage, networks and learning rates."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

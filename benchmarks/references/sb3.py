@@ -4,8 +4,6 @@ Stable-Baselines3's `PPO.learn` on a recording, from the package that is install
 program.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch

@@ -5,8 +5,6 @@ TensorFlow, and gym's spaces, which are Gymnasium's. Ours adds 1e-8 to the devia
 are divided by; so does theirs here, unless it is to be shown as it is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

@@ -4,8 +4,6 @@ No reference is changed. In float64 the name `float32` means 64 bits to the modu
 theirs and ours: all of them name 32 bits in their source, and none has an option for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -5,8 +5,6 @@ symbols in the comments. The two phases are in `phases.py`, the losses in `objec
 advantages in `returns.py`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, Unpack
 

@@ -1,7 +1,5 @@
 """Collector: environments × agent → rollouts. Kind: effects (steps environments)."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any, NamedTuple
 

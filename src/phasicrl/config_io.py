@@ -1,7 +1,5 @@
 """JSON of dataclasses of options, and atomic writing of files."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

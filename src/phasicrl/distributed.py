@@ -5,8 +5,6 @@ restarts the processes, `connect_ranks` connects them. With `SINGLE_PROCESS`, th
 one process, collective operations do nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform

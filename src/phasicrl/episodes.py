@@ -1,7 +1,5 @@
 """Returns and lengths of episodes, in unnormalized rewards. Kind: state."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any, NamedTuple
 

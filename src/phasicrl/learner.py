@@ -3,8 +3,6 @@
 `state_dict` holds all of it, and is equal in every process of a run.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

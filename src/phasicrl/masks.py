@@ -1,7 +1,5 @@
 """Action masks: flat rows of booleans from the formats of environments. Kind: pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

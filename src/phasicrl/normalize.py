@@ -1,7 +1,5 @@
 """Running statistics and normalizers. Kind: state (modules whose buffers are saved)."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ add up exactly. Value losses are half the squared error (PPG paper, equation 2),
 `vfcoef` of 0.5 is a weight of 1 here.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

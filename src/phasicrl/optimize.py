@@ -4,8 +4,6 @@ Eager and compiled steps use the same functions. Several processes average their
 clipping.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@
 advantages in `returns.py`. examples/own_loop.py calls both phases from a custom loop.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Named configurations with their sources and parents. Kind: data."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

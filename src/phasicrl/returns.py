@@ -4,8 +4,6 @@ Tensors are `[B, T]`: B environments, T steps. Terminations and truncations are 
 terminated episode has no next value, a truncated one has the value of its final observation.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Seeds of all random streams, derived from the seed of a run. Kind: pure."""
 
-from __future__ import annotations
-
 import numpy as np
 
 PURPOSES = ("init", "action", "shuffle", "env", "evaluation", "validation", "torch")

@@ -3,8 +3,6 @@
 Kind: effects.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import gymnasium as gym

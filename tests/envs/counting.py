@@ -3,8 +3,6 @@
 Their processes import this file, and must not wait for torch.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

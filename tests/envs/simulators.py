@@ -1,7 +1,5 @@
 """Simulators of tensors over the environments of `counting`, for the tests. Kind: state."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

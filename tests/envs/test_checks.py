@@ -1,7 +1,5 @@
 """Checks of environments: masks, faults, and methods that restore them."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The contract of `envs/protocol.py`, which every back end must keep."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Gymnasium's adapter: known episodes, seeds, spaces, and what makes environments."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

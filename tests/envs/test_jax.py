@@ -3,8 +3,6 @@
 `make test-jax` runs them, and the contract's, in an environment of their own.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From ids and settings to environments, and the words for what is refused."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import SimpleNamespace

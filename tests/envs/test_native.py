@@ -3,8 +3,6 @@
 They are found, replaced by stand-ins, or named in the error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import json

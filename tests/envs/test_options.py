@@ -3,8 +3,6 @@
 What a task takes, in which types, and that they reach training, evaluation and film.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

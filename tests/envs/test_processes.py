@@ -1,7 +1,5 @@
 """Environments in processes: deadlines, deaths, signals, and the end of the trainer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

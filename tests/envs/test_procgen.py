@@ -1,7 +1,5 @@
 """Procgen's games, levels and settings, and the words for what is refused."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest

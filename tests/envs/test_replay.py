@@ -1,7 +1,5 @@
 """The actions of the episodes under way, whatever their lengths, and however long a run is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Failed environments are made again up to `env.max_restarts` times: what is cut and counted."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Simulators of tensors: what the contract's tests do not see."""
 
-from __future__ import annotations
-
 import math
 import re
 import runpy

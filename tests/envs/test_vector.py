@@ -3,8 +3,6 @@
 Every autoreset mode gives the same steps, and what is refused, in words.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

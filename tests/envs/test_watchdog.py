@@ -1,7 +1,5 @@
 """Environments of this process that hang end it with exit code 4; a stopped process is no hang."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

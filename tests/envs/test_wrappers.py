@@ -1,7 +1,5 @@
 """Wrappers: some components of an observation alone, and your own mask over the first steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compiled gradient steps against the same steps run eagerly."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform

@@ -1,7 +1,5 @@
 """The plan of a run, from its configuration and the machine: a pure function, a line a case."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that would fill the same cores compute in turns, and none waits for ever."""
 
-from __future__ import annotations
-
 import fcntl
 import threading
 from contextlib import nullcontext

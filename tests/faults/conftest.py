@@ -3,8 +3,6 @@
 `make test` tries a few of each kind; `--faults full` (`make test-faults`) tries all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

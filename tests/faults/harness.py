@@ -1,7 +1,5 @@
 """Runs in processes of their own, to be killed: starting them, comparing what they leave."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

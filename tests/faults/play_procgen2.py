@@ -7,8 +7,6 @@ For each file `GAME.npy` in the folder, which has actions `[T, B]`, a file `GAME
 whether the one before was solved. To start takes a second and a half, whatever the number of games.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

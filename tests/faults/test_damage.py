@@ -1,7 +1,5 @@
 """Files that were damaged, swapped, made up or fought over (F-04, F-05, F-11, F-14, F-17)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pickle

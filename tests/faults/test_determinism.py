@@ -1,7 +1,5 @@
 """Only the seed changes a run; displays, logs and evaluations do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Environments that go wrong end a run in a sentence that names them, and lose nothing."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import re

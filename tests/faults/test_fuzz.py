@@ -1,7 +1,5 @@
 """Files with anything in them are read, or refused in a sentence: never a traceback."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

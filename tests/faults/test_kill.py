@@ -1,7 +1,5 @@
 """Runs that are killed or interrupted at any time resume as if nothing had happened."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

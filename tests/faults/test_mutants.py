@@ -1,7 +1,5 @@
 """Would these tests see a mistake? Each is put into a copy of the code, and must be seen."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Two machines that train one run: two network namespaces, joined by a pair of virtual cards."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Numbers that are not finite end a run before they reach the weights, and it says where."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from functools import partial

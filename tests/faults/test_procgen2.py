@@ -1,7 +1,5 @@
 """EnvPool's Procgen beside an independent build of the original (F-21)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several processes train one run, and one of them fails: all end, all go on, nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

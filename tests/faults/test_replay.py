@@ -1,7 +1,5 @@
 """Environments are brought back by playing again, and go on as the first ones do (F-20)."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import subprocess

@@ -1,7 +1,5 @@
 """Reports of `bench`: relations that hold on every machine."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

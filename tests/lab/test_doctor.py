@@ -1,7 +1,5 @@
 """Checks of `phasicrl doctor`, and remedies."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """The agent: which loss reaches which network, and that all ways to evaluate it agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

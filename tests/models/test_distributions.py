@@ -1,7 +1,5 @@
 """Distributions against SciPy, integrals and sums written out."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Encoders: sizes by hand, networks against their formulas, both image layouts, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Policy heads: spaces, masks and options; what masks and equal policies promise exactly."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

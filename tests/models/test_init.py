@@ -1,7 +1,5 @@
 """Initial weights: norms, orthogonality and bounds; they follow from the generator alone."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Memories against single steps and against a loop; what a state depends on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

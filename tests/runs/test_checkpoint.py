@@ -3,8 +3,6 @@
 Nothing is executed.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A run's console: plain lines, the live display, or nothing."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

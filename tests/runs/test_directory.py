@@ -3,8 +3,6 @@
 What is there, what is not yet, and what was not made by a run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Two processes never write into one run directory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

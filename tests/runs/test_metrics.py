@@ -1,7 +1,5 @@
 """The record of a run: means, rows that survive crashes, and sinks."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

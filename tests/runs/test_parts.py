@@ -1,7 +1,5 @@
 """Another number of processes: each gets the state of its environments."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Cores that a process may use, by affinity and by control groups; the commit of a folder."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trained agents in a loop of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

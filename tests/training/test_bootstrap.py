@@ -1,7 +1,5 @@
 """Bootstrap intervals against numbers worked out by hand and against theory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

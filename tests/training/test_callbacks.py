@@ -1,7 +1,5 @@
 """Callbacks: when they are called, what they are given, and what an error in one leaves."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import nullcontext
 from pathlib import Path

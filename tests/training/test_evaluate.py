@@ -1,7 +1,5 @@
 """Evaluation: which episodes count, what is reported, on which levels."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections import Counter

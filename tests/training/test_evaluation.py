@@ -1,7 +1,5 @@
 """Evaluations in the middle of a run: they change nothing, and the best weights are kept."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A run that was stopped and resumed is the unbroken one, to the bit, environments and all."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

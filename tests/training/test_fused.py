@@ -1,7 +1,5 @@
 """Several steps of agent and simulator in one call."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Interrupted runs keep the state after their last whole iteration, and resume from it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

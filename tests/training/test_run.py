@@ -1,7 +1,5 @@
 """Runs: directories, what is saved and comes back, refusals before anything starts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

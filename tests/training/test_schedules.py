@@ -1,7 +1,5 @@
 """Learning rate, clip range and entropy bonus that follow schedules."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

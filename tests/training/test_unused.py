@@ -1,7 +1,5 @@
 """Options without effect are reported when a run starts."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Beginning with the weights of another run."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

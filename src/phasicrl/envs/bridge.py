@@ -1,7 +1,5 @@
 """Base class of environments with NumPy arrays: tensors, checks, resume. Kind: effects."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn

@@ -4,8 +4,6 @@ Gymnasium 1.4.0 does not check the values that an environment returns: NaN passe
 and a reset overwrites `final_obs` if the environment has one buffer for all observations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import traceback

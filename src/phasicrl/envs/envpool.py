@@ -31,8 +31,6 @@ depend on them):
   that pools with neighboring seeds share environments; here each environment has a derived seed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

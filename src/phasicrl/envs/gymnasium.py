@@ -10,8 +10,6 @@ This file relies on these facts about Gymnasium 1.4.0 (tested in `tests/envs`):
   that returned one; the others have zeros.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

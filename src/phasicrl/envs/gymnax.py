@@ -1,7 +1,5 @@
 """Environments of gymnax. Kind: effects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gymnasium.spaces import Box

@@ -1,7 +1,5 @@
 """Simulators that are pure functions of JAX. Kind: effects."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Construction of environments by the back end of their id. Kind: effects."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import importlib.util

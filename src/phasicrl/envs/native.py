@@ -10,8 +10,6 @@ rendering calls them, which phasicrl does not use. Where they are absent, stand-
 are loaded, whose functions return zero: "no display".
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Conversion of `env.options` to the types of their defaults. Kind: pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

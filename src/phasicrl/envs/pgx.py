@@ -1,7 +1,5 @@
 """Games of pgx for one player. Kind: effects."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

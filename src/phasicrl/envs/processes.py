@@ -1,7 +1,5 @@
 """Gymnasium environments in processes with deadlines. Kind: effects."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing.connection

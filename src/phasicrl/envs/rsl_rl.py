@@ -1,7 +1,5 @@
 """Environments with rsl_rl's interface: Isaac Lab, Genesis and others. Kind: effects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

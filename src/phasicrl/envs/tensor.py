@@ -1,7 +1,5 @@
 """Environments of simulators that hand over tensors, thousands at once. Kind: effects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Deadlines for environments in this process. Kind: effects (ends the process)."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

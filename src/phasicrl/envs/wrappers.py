@@ -1,7 +1,5 @@
 """Wrappers of vector environments: observed components, heuristic masks. Kind: effects."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

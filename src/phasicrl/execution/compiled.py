@@ -1,7 +1,5 @@
 """Compilation of functions of tensors, for a CPU or a GPU. Kind: effects (runs a compiler)."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import warnings

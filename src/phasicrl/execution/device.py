@@ -1,7 +1,5 @@
 """Device and PyTorch settings of a run. Kind: effects (changes PyTorch's settings)."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -1,7 +1,5 @@
 """Plan of a run's execution: device, threads, precision, micro-batches. Kind: pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

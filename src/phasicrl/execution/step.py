@@ -3,8 +3,6 @@
 Both use the functions of `optimize.py`: gradients, their mean over processes, clipping, Adam.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import defaultdict

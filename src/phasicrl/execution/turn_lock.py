@@ -5,8 +5,6 @@ data from the caches. Where one computes at a time, for some tens of millisecond
 throughput of two runs equals that of one (docs/performance.md).
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -3,8 +3,6 @@
 Kind: effects (trains, in a folder that is deleted).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import resource

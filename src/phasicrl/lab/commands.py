@@ -1,7 +1,5 @@
 """Commands of the lab for `phasicrl.cli`."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections import Counter

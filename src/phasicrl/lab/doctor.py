@@ -3,8 +3,6 @@
 Optional packages are tried in separate processes, which libraries in C++ may abort.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

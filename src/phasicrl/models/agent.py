@@ -1,7 +1,5 @@
 """Agent: encoders, memory and heads with one forward contract. Kind: state (a module)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ Images are stored as the environment returns them, `[N, H, W, C]` uint8. Inside 
 `permute` makes them channels_last without a copy, the fastest layout for convolutions.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any

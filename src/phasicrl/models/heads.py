@@ -1,7 +1,5 @@
 """Policy head: features to distributions over actions. Kind: state (modules)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

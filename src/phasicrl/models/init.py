@@ -1,7 +1,5 @@
 """Initial weights. Kind: state (fills modules in place, from an explicit generator)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A memory maps features and a state to features and the next state. Networks with
 state of width zero, so that the training loop is the same for both (OPPG impala_cnn.py:185).
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn

@@ -6,8 +6,6 @@ samples and not on the batch size (Hilton, Cobbe and Schulman 2021, "Batch size-
 policy optimization", arXiv 2110.00641).
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

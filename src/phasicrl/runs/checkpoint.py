@@ -7,8 +7,6 @@ writes its files; those of rank 1 begin with `rank-001.`. `manifest.json` is wri
 SHA-256 of every file. Loading runs no code: files hold numbers, strings and tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere. Kind: effects."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Lock of a run directory, which one process at a time holds. Kind: effects (files)."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

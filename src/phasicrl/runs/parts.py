@@ -4,8 +4,6 @@ Rank 0 saves the common state. Environments, their rollouts and the generators t
 minibatches differ between processes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Generator, Tensor
 

@@ -3,8 +3,6 @@
 Kind: effects (reads system files, runs git).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 import os

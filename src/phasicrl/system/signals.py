@@ -1,7 +1,5 @@
 """Signals that end a run, as exceptions, so that the run is saved. Kind: effects."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

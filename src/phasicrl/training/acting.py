@@ -1,7 +1,5 @@
 """A trained agent that acts in a loop of the user. Kind: state (its memory)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bootstrap intervals of a mean over seeds or episodes. Kind: pure. Imports NumPy only."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

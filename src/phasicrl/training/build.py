@@ -1,7 +1,5 @@
 """Construction of new and resumed runs. Kind: effects (makes environments, files)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shlex

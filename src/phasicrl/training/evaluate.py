@@ -1,7 +1,5 @@
 """Evaluation of a trained agent. Kind: effects (steps environments)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext

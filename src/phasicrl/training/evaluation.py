@@ -1,7 +1,5 @@
 """Episodes of an agent without training, also during a run. Kind: effects (steps environments)."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import warnings

@@ -1,7 +1,5 @@
 """Rollouts from pure simulators, several steps in one compiled call. Kind: effects."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Options without effect, for the warning at the start of a run."""
 
-from __future__ import annotations
-
 from gymnasium.spaces import Box
 
 from phasicrl.config import Config, get_defaults

@@ -1,7 +1,5 @@
 """Initial weights from another run. Kind: effects (reads files)."""
 
-from __future__ import annotations
-
 from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
 

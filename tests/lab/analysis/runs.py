@@ -1,7 +1,5 @@
 """Run directories with given curves, and references, for the tests of this folder."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

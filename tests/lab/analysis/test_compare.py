@@ -1,7 +1,5 @@
 """Comparisons of runs with each other and with published runs at equal steps."""
 
-from __future__ import annotations
-
 import json
 from math import inf
 from pathlib import Path

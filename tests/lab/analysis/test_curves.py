@@ -1,7 +1,5 @@
 """Learning curves: averages over runs and steps."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

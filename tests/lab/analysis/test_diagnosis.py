@@ -1,7 +1,5 @@
 """Each problem is found in metrics that have it, and in no healthy run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Figures of learning curves: panels, legends, and the files."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Published results of the package equal the published numbers."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Report: whole, safe, a single file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

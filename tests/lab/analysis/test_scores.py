@@ -1,7 +1,5 @@
 """Measures of many runs: as in rliable, by hand, and by slow definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Suites: arms of the papers, and no run twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

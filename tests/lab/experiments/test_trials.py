@@ -1,7 +1,5 @@
 """Trials: each run once, rows in order, and seeds for choosing apart from seeds for reporting."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import multiprocessing

@@ -1,7 +1,5 @@
 """The tricks: each rung adds exactly its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Exported policies: equal outputs and equal episodes."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

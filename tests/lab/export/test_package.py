@@ -1,7 +1,5 @@
 """Packages of trained agents as run directories, their checks, and the hub's client."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

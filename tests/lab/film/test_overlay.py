@@ -1,7 +1,5 @@
 """Strips under images: heights of bars and places of lines, by hand."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

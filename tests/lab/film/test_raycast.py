@@ -1,7 +1,5 @@
 """Images by rays: place, size and color of shapes, by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Films: images enlarged by whole factors, sides for H.264, frames not black."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

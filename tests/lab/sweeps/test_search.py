@@ -1,7 +1,5 @@
 """Searches: values, reports, pruning, interruption."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Sweeps: grid, locks, skipped and resumed trials, status."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

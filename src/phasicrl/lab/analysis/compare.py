@@ -6,8 +6,6 @@ The score of a run is the mean of a metric over the last tenth of the steps up t
 runs of its environment have reached.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections import defaultdict

@@ -5,8 +5,6 @@ Kind: effects (reads files).
 Runs are one experiment if their `Config.identity` is equal. The x axis is environment steps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

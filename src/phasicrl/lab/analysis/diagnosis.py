@@ -4,8 +4,6 @@ Each rule checks one metric for one problem. The limits are rules of thumb, and 
 numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 

@@ -6,8 +6,6 @@ Kind: effects (reads files).
 tables of single numbers are written by hand.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import warnings

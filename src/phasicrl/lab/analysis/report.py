@@ -3,8 +3,6 @@
 Kind: effects (writes a file).
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import re

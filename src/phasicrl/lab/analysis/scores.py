@@ -7,8 +7,6 @@ precipice" (arXiv 2108.13264), as its library rliable computes them. Intervals a
 bootstrap: runs are resampled within each task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar

@@ -6,8 +6,6 @@ larger. They hold for small batches: at some size gradients have so little noise
 only cost samples.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

@@ -3,8 +3,6 @@
 Kind: effects (trains, writes files).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ Kind: values (nothing is trained here).
 A suite has tasks and arms. An arm changes named options of a task's settings, and nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ Kind: effects (trains, writes files).
 Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on others; no table has both.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -6,8 +6,6 @@ The rungs are those of the PPO-tricks document (source S122), from REINFORCE up.
 configuration that differs from the one below in the options named here only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 

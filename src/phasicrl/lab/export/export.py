@@ -3,8 +3,6 @@
 A new file is compared with the agent on observations of the run's environments.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Policy as one graph for other tools. Kind: state (a module without effects)."""
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import getitem
 from typing import Any

@@ -4,8 +4,6 @@ Only the files of a package are uploaded. Names and hashes of a download are che
 moved to its place; nothing in it is executed.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ A package is a directory with configuration, weights, origin, an evaluation, a p
 a list of hashes. Everything that only reads a run directory reads packages, too.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -3,8 +3,6 @@
 No screen is needed. Kind: effects.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -3,8 +3,6 @@
 Kind: pure, but for a font that is read once.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

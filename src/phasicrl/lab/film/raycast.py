@@ -7,8 +7,6 @@ the simulation alone. Images have shapes, colors and shading, and no textures, s
 An image of 240 × 240 pixels takes about 15 ms.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

@@ -3,8 +3,6 @@
 Kind: effects (steps environments, writes files).
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Films of trained agents. Kind: effects."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

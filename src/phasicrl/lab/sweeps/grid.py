@@ -1,7 +1,5 @@
 """Files of a sweep's trials, and grids of configurations. Kind: effects (writes files)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

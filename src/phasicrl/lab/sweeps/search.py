@@ -5,8 +5,6 @@ processes. A process that locks a trial gets settings from the study, or those o
 process.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

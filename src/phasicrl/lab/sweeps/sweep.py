@@ -6,8 +6,6 @@ Kind: effects (trains, writes files).
 `ID/outcome.json` is the outcome of a finished trial. A process locks the folder `ID` in training.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
