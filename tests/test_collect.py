@@ -105,6 +105,8 @@ class Scripted:
             info={"level_seed": level, "level_complete": terminated.int()} if self.info else {},
         )
 
+    def check(self) -> None: ...
+
     def state_dict(self) -> None: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:

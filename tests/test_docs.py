@@ -172,7 +172,8 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
             ast.parse(block)
         for words in own_commands(name):
             with monkeypatch.context() as patch:
-                assert understood(words[2 * (words[0] == "--import") :], patch), (name, words)
+                first = 2 if words[0] == "--import" else 0
+                assert understood(words[first:], patch), (name, words)
     for wrong in ("evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
                   "train classic-ppo --ppo.clipp 1", "sweep make"):  # fmt: skip
         with pytest.raises((ValueError, SystemExit)), monkeypatch.context() as patch:

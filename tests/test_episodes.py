@@ -59,10 +59,11 @@ def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
         assert report["charts/episodic_return"] == float(np.mean(expected))
 
 
-@pytest.mark.parametrize(("same", "total"), [(True, 12.0), (False, 7.0)])
-def test_new_episodes_begin_without_the_reward_of_old_ones(same: bool, total: float) -> None:
-    episodes, restored = EpisodeStatistics(1), EpisodeStatistics(1)
-    update(episodes, (5.0, False))
-    restored.load_state_dict(episodes.state_dict(), same_episodes=same)
-    update(restored, (7.0, True))
-    assert [each.total_reward for each in restored.finished] == [total]
+def test_new_episodes_begin_without_the_reward_of_old_ones() -> None:
+    """The second of three processes could not restore its environment."""
+    episodes, restored = EpisodeStatistics(3), EpisodeStatistics(3)
+    ended = torch.tensor([[False] * 3])
+    episodes.add_steps({"reward": torch.full((1, 3), 5.0), "terminated": ended, "ended": ended})
+    restored.load_state_dict(episodes.state_dict(), same_episodes=[True, False, True])
+    restored.add_steps({"reward": torch.full((1, 3), 7.0), "terminated": ~ended, "ended": ~ended})
+    assert [each.total_reward for each in restored.finished] == [12.0, 7.0, 12.0]

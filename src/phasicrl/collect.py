@@ -127,14 +127,19 @@ class Collector:
         rollout.state.copy_(self._state)
         rollout.first[:, 0] = self._first
         final_by_t, outcomes, infos = dict[int, tuple[Tensor, Tensor]](), [], []
-        for t in range(rollout.first.shape[1]):
+        num_steps = rollout.first.shape[1]
+        for t in range(num_steps):
             # Store the observation, sample an action, step the environments.
             rollout.obs[:, t] = self._obs
             action = self.sample_and_store_actions(rollout, t).to(self.envs.device)
             try:
                 step = self.envs.step(action)
-            except (ValueError, EnvError):  # the action may come from a diverged network
-                require_finite(policy=rollout.log_prob[:, : t + 1])
+                if t + 1 == num_steps:
+                    self.envs.check()
+            except (ValueError, EnvError) as error:
+                # The action may come from a diverged network.
+                last = t - getattr(error, "steps_ago", 0)
+                require_finite(policy=rollout.log_prob[:, : last + 1])
                 raise
             # `step.obs` is already the next episode's first observation where one ended.
             if self.bootstrap_truncation and step.final_obs is not None:

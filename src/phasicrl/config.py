@@ -281,7 +281,8 @@ class PPOConfig(_Group):
     collect_by: Literal["steps", "episodes"] = "steps"
     """Steps of a rollout to train on.
     `steps`: all.
-    `episodes`: those of complete episodes that begin in the first half (source 003)."""
+    `episodes`: those of complete episodes that begin in the first half (source 003); the auxiliary
+    phase trains on all."""
     max_episodes: _PositiveInt | None = None
     """Maximum number of complete episodes per rollout (source 003); none: no limit."""
     gamma: _Share = 0.999

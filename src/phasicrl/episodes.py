@@ -1,6 +1,7 @@
 """Returns and lengths of episodes, in unnormalized rewards. Kind: state."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,10 +112,20 @@ class EpisodeStatistics:
             "under_way": self._current.ravel().tolist(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, same_episodes: bool = True) -> None:
-        """Restore the result of `state_dict`, without current episodes unless `same_episodes`."""
-        if same_episodes:
-            self._current = np.reshape(state["under_way"], self._current.shape).astype(float)
+    def load_state_dict(
+        self, state: dict[str, Any], *, same_episodes: Sequence[bool] = (True,)
+    ) -> None:
+        """Restore the result of `state_dict`.
+
+        Args:
+            state: result of `state_dict`.
+            same_episodes: whether each rank's environments are in the same episodes as before.
+        """
+        if any(same_episodes):
+            current = np.reshape(state["under_way"], self._current.shape).astype(float)
+            self._current = current * np.repeat(
+                same_episodes, current.shape[1] // len(same_episodes)
+            )
         self.finished.extend(Episode(*episode) for episode in state["finished"])
         self._restarts = state["restarts"]
         self._recent.extend(state["recent"])

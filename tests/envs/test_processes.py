@@ -62,9 +62,9 @@ def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[s
 
 
 def test_a_process_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "STEP_TIMEOUT", 1)
     envs = make(partial(Faulty, "hangs"), "async", num_envs=2)
     envs.reset()
+    monkeypatch.setattr(processes, "CALL_TIMEOUT", 1)
     started = envs._vector.processes
     with pytest.raises(
         EnvError, match=r"mine: environment \d has not finished step\(\) within 1 s"
@@ -230,6 +230,19 @@ def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     envs.step(NEVER[:1])
     envs.close()
     assert not process.is_alive()
+
+
+def test_replay_has_time_for_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs, restored = (make(Counting, "async", num_envs=1) for _ in range(2))
+    envs.reset()
+    for _ in range(4):
+        envs.step(NEVER[:1])
+    deadlines: list[int] = []
+    monkeypatch.setattr(processes, "find_hung_process", lambda _, time: deadlines.append(time))
+    state = envs.state_dict()
+    assert state is not None
+    restored.load_state_dict(state)
+    assert deadlines[-1] >= 4 * processes.CALL_TIMEOUT
 
 
 ENDS = """

@@ -357,7 +357,7 @@ def test_a_wrong_first_observation_is_found_before_a_network_sees_it() -> None:
             obs[1, 0] = math.nan
             return obs, info
 
-    with pytest.raises(EnvError, match=r"simulated: reset\(\) returned, up to step 0.*not finite"):
+    with pytest.raises(EnvError, match=r"simulated: reset\(\) returned in step 0 .*not finite"):
         make(Wrong(counting.Counting, 2, "raw")).reset()
 
 

@@ -14,6 +14,7 @@ from phasicrl.collect import Collector
 from phasicrl.config import EnvConfig, ModelConfig, ValuePath
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.tensor import CHECK_EVERY
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
@@ -61,6 +62,16 @@ class Infinite(TensorCartPole):
     def step(self, action: Tensor) -> Any:
         obs, reward, *others = super().step(action)
         return obs, torch.where(self.length == 7, math.inf, reward), *others
+
+
+class Unseen(Infinite):
+    """CartPole whose observation is not a number in its seventh step."""
+
+    is_pure = False
+
+    def step(self, action: Tensor) -> Any:
+        obs, *others = super().step(action)
+        return torch.where(self.length[:, None] == 7, math.nan, obs), *others
 
 
 class Backwards(FusedCollector):
@@ -149,11 +160,17 @@ def test_columns_are_known_by_their_names() -> None:
         assert torch.equal(values, other[name]), name
 
 
-def test_a_wrong_number_is_named_as_the_simulators() -> None:
+@pytest.mark.parametrize("every", [1, 16])  # as on a GPU, which checks several steps at once
+def test_a_wrong_number_is_named_as_the_simulators(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CHECK_EVERY, "cpu", every)
     with pytest.raises(
-        EnvError, match=r"simulated: step.*up to step 9.*reward or flag: .*not finite"
+        EnvError, match=r"simulated: step.* step 7 a wrong reward or flag: .*not fi"
     ):
         collect(FusedCollector, Infinite, "none", "separate", False)
+    with pytest.raises(EnvError, match=r"simulated: step.* step 7 a wrong reward or flag or obs:"):
+        collect(Collector, Unseen, "none", "separate", False)
 
 
 def test_an_error_of_networks_is_not_called_the_simulators(monkeypatch: pytest.MonkeyPatch) -> None:

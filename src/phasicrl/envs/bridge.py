@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasicrl.envs.checks import EnvProperties
 from phasicrl.envs.protocol import EnvError, RestoreMethod, TimeStep
-from phasicrl.envs.watchdog import RESET_TIMEOUT, STEP_TIMEOUT, EnvWatchdog
+from phasicrl.envs.watchdog import CALL_TIMEOUT, EnvWatchdog
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
@@ -110,16 +110,14 @@ class NumpyVectorEnv:
     if unknown), and `_replay`, which restarts them and takes the actions `[L, …]` of each.
 
     Attributes:
-        step_timeout: deadline of a step in this process, in seconds.
-        reset_timeout: deadline of a reset in this process, in seconds.
+        timeout: deadline of a call in this process, in seconds.
         remedy: end of error messages.
     """
 
     device = torch.device("cpu")
     restore_method: RestoreMethod = "none"
     has_final_obs = True
-    step_timeout: float = STEP_TIMEOUT
-    reset_timeout: float = RESET_TIMEOUT
+    timeout: float = CALL_TIMEOUT
     remedy = ""
 
     def __init__(self, name: str, num_envs: int, properties: EnvProperties) -> None:
@@ -135,7 +133,7 @@ class NumpyVectorEnv:
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
-        obs, mask = self._call_with_watchdog("reset()", self.reset_timeout, self._reset)
+        obs, mask = self._call_with_watchdog("reset()", self.timeout, self._reset)
         self._episodes.set_actions([], 0)
         self._num_steps = 0
         return self._keep_obs_and_mask(obs, mask)
@@ -148,7 +146,7 @@ class NumpyVectorEnv:
         mask = None if self.action_mask is None else self.action_mask.numpy()
         self._actions.check(self.name, actions, self.num_envs, action_mask=mask)
         self._num_steps += 1
-        step: NumpyStep = self._call_with_watchdog("step()", self.step_timeout, self._step, actions)
+        step: NumpyStep = self._call_with_watchdog("step()", self.timeout, self._step, actions)
         if self.restore_method == "replay":
             self._episodes.add(actions, step.terminated | step.truncated)
         return TimeStep(
@@ -183,17 +181,20 @@ class NumpyVectorEnv:
         """
         self._episodes.set_actions(state["actions"].numpy(), state["lengths"].numpy())
         parts = state["starts"], self._episodes.split_by_env()
-        timeout = 2 * self.reset_timeout + self.step_timeout * len(state["actions"])
+        timeout = self.timeout * (2 + len(state["actions"]))
         obs, mask = self._call_with_watchdog("replay", timeout, self._replay, *parts)
         is_same = mask is None or np.array_equal(mask, state["mask"])
         if not is_same or not np.array_equal(obs, state["obs"]):
             raise EnvError(f"{self.name}: replayed episodes do not lead to the saved observations")
         return self._keep_obs_and_mask(obs, mask)
 
+    def check(self) -> None:
+        """Do nothing: `step` checks each step."""
+
     def close(self) -> None:
         """Release processes and threads; further calls do nothing."""
         self._obs = None
-        self._watchdog.current_call = "close()", self.step_timeout
+        self._watchdog.current_call = "close()", self.timeout
         try:
             self._close()
         finally:

@@ -63,7 +63,7 @@ class GymnasiumEnv(NumpyVectorEnv):
         guard = functools.partial(CheckedEnv, make_env, name, self._max_restarts > 0, properties)
         makers: Any = [functools.partial(guard, index) for index in range(local.num_envs)]
         if config.vectorization == "async":  # the processes have separate deadlines
-            self.step_timeout = self.reset_timeout = math.inf
+            self.timeout = math.inf
             self._make_vector: Callable[[], Any] = functools.partial(ProcessVectorEnv, makers, name)
         else:
             self._make_vector = functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")

@@ -19,7 +19,7 @@ from phasicrl.envs.gymnasium import GymnasiumEnv, convert_make_options
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.tensor import TensorVectorEnv, use_torch_seed
 from phasicrl.envs.vector import MakeVectorEnv, make_custom_envs
-from phasicrl.envs.watchdog import RESET_TIMEOUT, EnvWatchdog
+from phasicrl.envs.watchdog import CALL_TIMEOUT, EnvWatchdog
 from phasicrl.envs.wrappers import PartialObservation
 
 Backend = Literal["procgen", "envpool", "gymnasium", "mjlab", "gymnax", "pgx"]
@@ -59,7 +59,7 @@ def make_envs(
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
     local = EnvSlice(config.num_envs if num_envs is None else num_envs, seed, first_index)
     with closing(EnvWatchdog(config.id)) as watchdog:
-        watchdog.current_call = "its start", 2 * RESET_TIMEOUT
+        watchdog.current_call = "its start", 2 * CALL_TIMEOUT
         if make_vector_env is not None:
             envs = make_custom_envs(make_vector_env, config, local)
         elif make_env is not None:

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from phasicrl.envs.checks import MakeEnv
 from phasicrl.envs.protocol import EnvError
-from phasicrl.envs.watchdog import RESET_TIMEOUT, STEP_TIMEOUT
+from phasicrl.envs.watchdog import CALL_TIMEOUT
 from phasicrl.system.signals import call_on_parent_exit
 
 CLOSE_TIMEOUT = 5
@@ -52,15 +52,17 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments; return first observations `[B, …]` and infos."""
-        return self._request(RESET_TIMEOUT, self.reset_wait, self.reset_async, seed, options)
+        return self._request(CALL_TIMEOUT, self.reset_wait, self.reset_async, seed, options)
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments; return the five results of Gymnasium's step."""
-        return self._request(STEP_TIMEOUT, self.step_wait, self.step_async, actions)
+        return self._request(CALL_TIMEOUT, self.step_wait, self.step_async, actions)
 
     def call(self, name: str, *args: Any, **_: Any) -> tuple[Any, ...]:
         """Call a method of every environment, and return the results in order."""
-        return self._request(RESET_TIMEOUT, self.call_wait, self.call_async, name, *args)
+        num_steps = max(map(len, args[-1])) if args else 0  # of the episodes that are replayed
+        timeout = CALL_TIMEOUT * (2 + num_steps)
+        return self._request(timeout, self.call_wait, self.call_async, name, *args)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask all processes to close; kill those still alive after `CLOSE_TIMEOUT`.

@@ -24,9 +24,13 @@ LIMIT_HINT = "for Gymnasium env.options max_episode_steps=N, in your own code Ti
 
 
 class EnvError(RuntimeError):
-    """Failure of an environment; the message names the environment, the call and a remedy."""
+    """Failure of an environment; the message names the environment, the call and a remedy.
 
-    exit_code = 4
+    Attributes:
+        steps_ago: number of steps since the one that failed.
+    """
+
+    exit_code, steps_ago = 4, 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +96,13 @@ class VectorEnv(Protocol):
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
         ...
+
+    def check(self) -> None:
+        """Check the steps that `step` has not checked, for example to not wait for a GPU.
+
+        Raises:
+            EnvError: one of them has a wrong number.
+        """
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly.

@@ -32,8 +32,8 @@ from phasicrl.spaces import (
     get_start,
 )
 
-CHECK_EVERY = 16
-"""Number of steps between checks of the numbers on a GPU, for which a check has to wait."""
+CHECK_EVERY = {"cpu": 1, "cuda": 16}
+"""Number of steps between checks of the numbers, by device: a GPU has to wait for a check."""
 
 _CHECKED = "reward or flag", "obs", "obs at an episode's end", MASK
 """Names of the numbers that are checked, for messages."""
@@ -117,7 +117,8 @@ class TensorVectorEnv:
         devices = {"cpu": torch.device("cpu"), self.device.type: self.device}
         self._rng_state = {x: Generator(devices[x]).manual_seed(seed).get_state() for x in devices}
         self._num_steps = 0
-        self._is_valid = self._true = torch.ones((), dtype=torch.bool, device=self.device)
+        self._true = torch.ones((), dtype=torch.bool, device=self.device)
+        self._unchecked: list[Tensor] = []  # whether numbers are valid `[4]`, for each step
         self.obs: Tensor | None = None
         self._widths = list(get_nvec(self.action_space)) if config.action_masks else []
         self._masks_in_obs = properties.mask_source == "observation"
@@ -140,8 +141,8 @@ class TensorVectorEnv:
                 self._first_obs = *self._pack_obs(obs), self._read_mask(obs, info)
         (obs, is_valid, self.action_mask), self._first_obs = self._first_obs, None
         self.obs, has_choices = obs, self._has_choices(self.action_mask)
-        self._is_valid = torch.stack([self._true, is_valid, self._true, has_choices])
-        self.raise_unless_valid(self._is_valid, "reset()")
+        checks = [self._true, is_valid, self._true, has_choices]
+        self.raise_unless_valid(torch.stack(checks)[None], "reset()")
         return obs
 
     def step(self, action: Tensor) -> TimeStep:
@@ -149,18 +150,23 @@ class TensorVectorEnv:
         if self.obs is None:
             raise EnvError(f"{self.name}: step() before reset() or after close(). Call reset()")
         self._num_steps += 1
-        is_on_cpu = self.device.type == "cpu"  # else checks would wait for the device
-        if is_on_cpu:
+        if self.device.type == "cpu":  # else the check would wait for the device
             allowed = None if self.action_mask is None else self.action_mask.numpy()
             self._actions.check(self.name, action.numpy(), self.num_envs, action_mask=allowed)
         describe = self._actions.describe_out_of_bounds
         with self._guard_call("step()", lambda: describe(action.numpy(force=True))):
             step, is_valid, self.action_mask = self._advance(action)
             self.obs = step.obs
-            self._is_valid = self._is_valid & is_valid
-        if is_on_cpu or self._num_steps % CHECK_EVERY == 0:
-            self.raise_unless_valid(self._is_valid)
+            self._unchecked.append(is_valid)
+        if len(self._unchecked) == CHECK_EVERY[self.device.type]:
+            self.check()
         return step
+
+    def check(self) -> None:
+        """Check the numbers of the steps since the last check."""
+        if self._unchecked:
+            is_valid, self._unchecked = torch.stack(self._unchecked), []
+            self.raise_unless_valid(is_valid)
 
     def _advance(self, action: Tensor) -> tuple[TimeStep, Tensor, Tensor | None]:
         """Step the simulator, and reset the ended environments.
@@ -253,19 +259,22 @@ class TensorVectorEnv:
             return step, is_valid, (step.obs, *masks, *self._simulator.get_state().values())
 
     def raise_unless_valid(self, is_valid: Tensor, call_name: str = "step()") -> None:
-        """Check that all numbers of the simulator are valid.
+        """Check that all numbers of the last steps are valid.
 
         Raises:
-            EnvError: `is_valid`, `[…, 4]` for the names in `_CHECKED`, is false somewhere.
+            EnvError: `is_valid`, `[T, 4]` for the names in `_CHECKED`, is false somewhere.
         """
         if not is_valid.all():
-            by_name = zip(_CHECKED, is_valid.unbind(-1), strict=True)
-            wrong = [name for name, each in by_name if not each.all()]
-            raise EnvError(
-                f"{self.name}: {call_name} returned, up to step {self._num_steps}, a wrong "
+            first = int(is_valid.all(1).int().argmin())
+            steps_ago = len(is_valid) - 1 - first
+            wrong = [name for name, each in zip(_CHECKED, is_valid[first], strict=True) if not each]
+            error = EnvError(
+                f"{self.name}: {call_name} returned in step {self._num_steps - steps_ago} a wrong "
                 f"{' or '.join(wrong)}: a number that is not finite as float32, outside its space "
                 "or no flag, or a mask that allows nothing; repair the simulator"
             )
+            error.steps_ago = steps_ago
+            raise error
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that restores the environments exactly; None without one."""
@@ -276,6 +285,8 @@ class TensorVectorEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Restore the result of `state_dict`, and return the current observations `[B, …]`."""
+        if self.mask_size and state["mask"] is None:
+            raise EnvError(f"{self.name}: the checkpoint has no action masks")
         with self._guard_call("set_state()"):
             self._simulator.set_state({k: x.to(self.device) for k, x in state["simulator"].items()})
         self._rng_state |= {x: state["random"][x] for x in self._rng_state if x in state["random"]}

@@ -7,8 +7,8 @@ import threading
 
 from phasicrl.envs.protocol import EnvError
 
-STEP_TIMEOUT, RESET_TIMEOUT = 60, 300
-"""Deadlines of a step, and of a reset, which may include making the environments."""
+CALL_TIMEOUT = 300
+"""Deadline of a call in seconds; a step may reset environments, a reset may make them."""
 
 
 class EnvWatchdog:

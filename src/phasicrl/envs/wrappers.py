@@ -29,7 +29,7 @@ class _VectorEnvWrapper:
         self.restore_method: RestoreMethod = envs.restore_method
         self.mask_size, self.has_final_obs = envs.mask_size, envs.has_final_obs
         self.action_mask: Tensor | None = None
-        self.state_dict, self.close = envs.state_dict, envs.close
+        self.state_dict, self.check, self.close = envs.state_dict, envs.check, envs.close
 
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""

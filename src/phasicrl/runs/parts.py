@@ -50,13 +50,16 @@ def read_newest_state(files: RunDirectory, world: World) -> tuple[RankState, lis
 
 def _reshard(parts: list[RankState], world: World) -> RankState:
     """Return this process's state after a change of their number, without environments."""
-    first = parts[0].state
-    first.pop("torch_generator", None)  # each rank keeps the one it began with
-    # Means over the ranks of the sums per process, as of the auxiliary phase that is under way.
-    progress = [(part.state.get("auxiliary") or {"means": []})["means"] for part in parts]
-    for means in zip(*progress, strict=True):
-        for key in ("sums", "weight"):
-            means[0][key] = sum(each[key] for each in means) / world.size
+    # Each rank keeps the generator that it began with.
+    first = {name: x for name, x in parts[0].state.items() if name != "torch_generator"}
+    if auxiliary := first.get("auxiliary"):  # a phase is under way: share its sums equally
+        by_rank = (part.state["auxiliary"]["means"] for part in parts)
+        means = [
+            {"names": each[0]["names"]}
+            | {key: sum(x[key] for x in each) / world.size for key in ("sums", "weight")}
+            for each in zip(*by_rank, strict=True)
+        ]
+        first["auxiliary"] = auxiliary | {"means": means}
     chunks: dict[str, dict[str, Tensor]] = {name: {} for name in parts[0].chunks}
     for name, tensors in chunks.items():  # [B, …], or [K·B, …] with all K rollouts of a phase
         num_rollouts = first["num_filled"] if name.startswith(OLD_POLICY_PREFIX) else 1

@@ -169,9 +169,9 @@ def restore_run(
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
             objects["callbacks"] = None
             state["log"]["bytes"] = {x.name: x.stat().st_size for x in directory.glob("*.jsonl")}
-        run, remark = _build_run(config, objects, world, signals, resources, lambda: files, state)
+        run, remarks = _build_run(config, objects, world, signals, resources, lambda: files, state)
         try:
-            run.load_state_dict(*part, same_episodes=not remark)
+            run.load_state_dict(*part, same_episodes=[not remark for remark in remarks])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"{directory} has a checkpoint that does not fit config.json"
             raise ValueError(f"{text}; expected the file as saved. Restore it ({error})") from None
@@ -184,7 +184,7 @@ def restore_run(
         run.resources = resources.pop_all()
     for sentence in rejections:
         run.metrics_log.show_message(f"warning: {sentence}")
-    remark += _describe_changes_and_rates(run, changes, saved_by)
+    remark = next(filter(None, remarks), "") + _describe_changes_and_rates(run, changes, saved_by)
     resumed = f"resumed {directory} at {env_steps:,} steps{remark}"
     finished = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
     run.metrics_log.show_message(finished if is_over else resumed)
@@ -224,7 +224,7 @@ def _make_or_restore_envs(
         envs = _make_envs(config, user, world, made_at_step=made_at_step, env_steps=now)
         try:
             return envs, made_at_step, envs.load_state_dict(state["collector"]["envs"]), ""
-        except (EnvError, ValueError, KeyError, AttributeError) as error:
+        except (EnvError, ValueError, KeyError) as error:
             envs.close()
             reason = str(error)
     envs = _make_envs(config, user, world, made_at_step=now, env_steps=now)
@@ -251,7 +251,7 @@ def _make_envs(
 def _build_run(
     config: Config, user: dict[str, Any], world: World, signals: SignalHandler,
     resources: ExitStack, make_directory: Callable[[], RunDirectory], state: dict[str, Any] | None,
-) -> tuple[Run, str]:  # fmt: skip
+) -> tuple[Run, list[str]]:  # fmt: skip
     """Make a run; what may reject the configuration is made first.
 
     Args:
@@ -264,7 +264,7 @@ def _build_run(
         state: state of the run to resume; None for a new one.
 
     Returns:
-        The run with initial state, and a remark for the log if environments start new episodes.
+        The run with initial state, and each rank's remark if its environments start new episodes.
     """
     world.check_same("configuration", config.values)
     world.check_same("versions", lambda: get_versions() | {"commit": find_commit()})
@@ -311,7 +311,7 @@ def _build_run(
             collector.reset()
         else:
             collector.load_state_dict(state["collector"], obs)
-    return run, remark
+    return run, world.all_gather_object(remark)
 
 
 class RunPreview(NamedTuple):

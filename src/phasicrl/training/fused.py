@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.collect import Collector, StepTruncations, require_finite
+from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.tensor import TensorVectorEnv
 from phasicrl.rollout import Rollout
 
@@ -41,11 +42,16 @@ class FusedCollector(Collector):
                 getattr(rollout, name)[:, start : start + size] = values
             chunks.append(columns[-3:])
         self._obs = self.envs.obs
-        if not (valid := torch.cat([validity for *_, validity in chunks])).all():
+        try:
+            self.envs.raise_unless_valid(torch.cat([is_valid for *_, is_valid in chunks]))
+        except EnvError as error:
             # A diverged network may have acted before the simulator's first wrong number.
-            require_finite(policy=rollout.log_prob[:, : int(valid.all(1).int().argmin()) + 1])
-            self.envs.raise_unless_valid(valid)
-        finals = dict(enumerate((x[:, t], m[:, t]) for x, m, _ in chunks for t in range(size)))
+            require_finite(policy=rollout.log_prob[:, : num_steps - error.steps_ago])
+            raise
+        finals = dict[int, tuple[Tensor, Tensor]]()
+        for t in rollout.truncated.any(0).nonzero().flatten().tolist():
+            final_obs, memory, _ = chunks[t // size]
+            finals[t] = final_obs[:, t % size], memory[:, t % size]
         truncated, ended = rollout.truncated.t(), (rollout.terminated | rollout.truncated).t()
         steps = {"reward": rollout.reward.t(), "terminated": rollout.terminated.t(), "ended": ended}
         return self._find_truncations(truncated, finals if self.bootstrap_truncation else {}), steps

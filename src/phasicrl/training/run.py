@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Literal
 
@@ -410,15 +410,16 @@ class Run(AbstractContextManager["Run"]):
         }
 
     def load_state_dict(
-        self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool
-    ) -> None:
+        self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *,
+        same_episodes: Sequence[bool],
+    ) -> None:  # fmt: skip
         """Restore the run from its `state_dict` and its chunks, but not the environments.
 
         Args:
             state: result of `state_dict`; it holds the run's id as well.
             chunks: tensors that a checkpoint has in files of their own, by the chunk's name:
                 rollouts of the phase and, in an auxiliary phase, π_old.
-            same_episodes: whether the environments were restored to the same episodes.
+            same_episodes: whether each rank's environments were restored to the same episodes.
 
         Raises:
             ValueError: the rollouts are not those of a phase of the configuration.

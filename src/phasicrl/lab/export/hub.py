@@ -41,6 +41,7 @@ def push(
         hub.upload_folder(
             repo_id=repository, folder_path=str(package), allow_patterns=names,
             delete_patterns=[name for name in PACKAGE_FILES if name not in names],
+            commit_message="Upload a package of phasicrl",
         )  # fmt: skip
     return names
 
