@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
@@ -85,6 +86,16 @@ def test_a_run_with_an_environment_of_ones_own_is_used_from_the_command_line(
     for wrong in ("tests.corridor:none", "tests.nowhere:f", "corridor"):
         text = error_of(capsys, "evaluate", run, "--make-env", wrong)
         assert f"make_env is '{wrong}'; expected MODULE:FUNCTION" in text
+
+
+def test_a_run_with_objects_of_ones_own_is_not_trained_again_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = get_preset("classic-ppo").with_updates({"total_env_steps": 512})
+    config = replace(config, output_dir=str(tmp_path))
+    run = train(config, schedule=lambda progress: {"ppo.clip": 0.1})
+    for file in (run.directory, run.directory / "config.json"):
+        assert "expected the same schedule" in error_of(capsys, "train", "--from", str(file))
 
 
 def test_flags_are_the_paths_of_the_configuration() -> None:
@@ -325,9 +336,11 @@ def test_an_interrupt_says_how_to_resume(
 
     monkeypatch.setattr(Run, "finish_iteration", interrupted)
     words = ["--output-dir", str(tmp_path), "--checkpoint.every-minutes", cadence]
+    words += ["--imports", "tests.corridor"]
     text = error_of(capsys, "train", "classic-ppo", *SMALL, *words, code=130)
     (run,) = tmp_path.iterdir()
-    assert f"{run} was stopped after 128 steps" in text and f"`phasicrl resume {run}`" in text
+    call = f"`phasicrl resume {run} --import tests.corridor`"
+    assert f"{run} was stopped after 128 steps" in text and call in text
 
 
 def test_a_run_that_diverges_has_its_exit_code(
@@ -367,6 +380,8 @@ def test_resume_auto_continues_the_run_of_the_same_seed(
         assert main(["train", *words, "--resume", "auto"]) == 0
         assert runs() == {begun.config.seed: 4}
         assert str(begun.directory) in capsys.readouterr().out
+    with pytest.warns(UserWarning, match=r"no effect of checkpoint\.keep$"):
+        assert main(["train", *words, "--resume", "auto", "--checkpoint.keep", "5"]) == 0
     assert main(["train", *words, "--seed", "17", "--resume", "auto"]) == 0
     assert runs() == {begun.config.seed: 4, 17: 4}
 

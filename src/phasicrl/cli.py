@@ -29,7 +29,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from phasicrl.config import Config, format_value, get_defaults, get_option_docs
 from phasicrl.config_io import escape_control_chars, read_instance, suggest_name
 from phasicrl.presets import PRESETS, differences, get_preset, read_trainings
-from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
+from phasicrl.runs.directory import AGENTS_FOLDER, USER_OBJECTS, RunDirectory
 from phasicrl.system.signals import exit_on_preemption
 
 if TYPE_CHECKING:
@@ -355,8 +355,10 @@ def parse_config_and_options(
         if is_trial or run.path.parent == AGENTS_FOLDER:
             base = base.with_updates({"output_dir": Config().output_dir, "log.console": "auto"})
         has_env = make_env_path != "" or any(word.startswith("--env.id") for word in words)
-        if not has_env and (path.is_dir() or run.card):
-            run.load_config(make_env=None, make_vector_env=None)
+        if path.is_dir() or run.card:
+            ignored = {"callbacks", "environment" if has_env else ""}
+            needed = [name for name, kind in USER_OBJECTS.items() if kind not in ignored]
+            run.load_config(**dict.fromkeys(needed))
         base.check_imports()
         words = words[1:]
         recorded_objects = dict(run.card.get("own") or {}).values()

@@ -697,9 +697,10 @@ class Config(_Group):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules that a run imports: `imports` and M of an id `gymnasium:M:Id`."""
-        in_id = re.match(r"gymnasium:(.+):", self.env.id)
-        return self.imports + (in_id.groups() if in_id else ())
+        """Modules that a run imports: `imports`, and M of each id `gymnasium:M:Id`."""
+        ids = (self.env.id, *self.evaluation.env_ids)
+        found = (re.match(r"gymnasium:(.+):", env_id) for env_id in ids)
+        return self.imports + tuple(match[1] for match in found if match)
 
     @property
     def batch_size(self) -> int:
@@ -819,7 +820,7 @@ class Config(_Group):
         """Check that the user has imported what this configuration, from a file, would import.
 
         Raises:
-            ValueError: a module of `imports` or `env.id` has not been imported.
+            ValueError: a module of `imports` or of an environment's id has not been imported.
         """
         for module in self.modules:
             if module not in sys.modules:

@@ -130,6 +130,17 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
+def check_output_file(path: Path) -> None:
+    """Make the folder of a file that is written later, when an error would lose its content.
+
+    Raises:
+        IsADirectoryError: the path is a folder.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; expected a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path to write to; atomically replace `path` by it when the block ends.

@@ -118,6 +118,8 @@ def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_folder_as_output_is_refused_before_the_measurement(tmp_path: Path) -> None:
     assert cli.main(["bench", "quickstart", "--seconds=3600", f"--output={tmp_path}"]) == 2
+    assert cli.main(["bench", "quickstart", "--seconds=0", f"--output={tmp_path}/a.json"]) == 2
+    assert not (tmp_path / "a.json").exists()
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])

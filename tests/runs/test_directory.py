@@ -133,10 +133,12 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
     for ask in (lambda: files.config, lambda: read_instance(Config, path)):
         with pytest.raises(ValueError, match=rf"{path}: unknown field sed .did you mean 'seed'"):
             ask()
-    path.write_text(json.dumps(tree | {"env": {"id": "gymnasium:nobodys_module:X-v0"}}))
-    assert files.config.env.id == "gymnasium:nobodys_module:X-v0"
-    with pytest.raises(ValueError, match=rf"{path} imports the module nobodys_module"):
-        files.load_config()
+    mine = "gymnasium:nobodys_module:X-v0"
+    for changes in ({"env": {"id": mine}}, {"evaluation": {"env_ids": [mine]}}):
+        path.write_text(json.dumps(tree | changes))
+        assert mine in (files.config.env.id, *files.config.evaluation.env_ids)
+        with pytest.raises(ValueError, match=rf"{path} imports the module nobodys_module"):
+            files.load_config()
 
 
 def _with_rows(folder: Path, count: int) -> RunDirectory:

@@ -117,6 +117,8 @@ def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
         json=str(tmp_path / "results.json"),
     )  # fmt: skip
     assert len(read_json(tmp_path / "results.json")["results"]) == len(results)
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path} is a folder; expected a file"):
+        evaluate(run.directory, episodes=10**9, make_env=make_env, json=tmp_path)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     for result in results:
         ends = {}
@@ -284,8 +286,11 @@ def test_levels_of_what_has_none_or_was_trained_on_all_of_them_are_refused(
     run = train(tiny(tmp_path, env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     for refused in ("not a game of Procgen", r"env\.num_levels 0"):
         for levels in ("train", "both"):
+            changes = {"evaluation.levels": levels, "evaluation.every_iterations": 1}
             with pytest.raises(ValueError, match=f"levels is {levels}; .*{refused}"):
                 evaluate(run.directory, episodes=2, levels=levels)
+            with pytest.raises(ValueError, match=f"levels is {levels}; .*{refused}"):
+                train(run.config.with_updates(changes))
         monkeypatch.setattr(of_runs, "resolve_env_id", lambda _: ("procgen", "cartpole"))
     word: Any = "Unseen"
     with pytest.raises(ValueError, match="levels is 'Unseen'; expected unseen, train or both"):

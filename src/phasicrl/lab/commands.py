@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import cli
+from phasicrl.config_io import check_output_file
 
 _MAX_ROWS = 20
 """Most trials of which `sweep status` lists all; of more it lists those that run or failed."""
@@ -192,8 +193,7 @@ def _bench(words: list[str]) -> None:
     options, config = cli.parse_config_and_options(words, "bench", _BenchOptions)
     from phasicrl.lab.bench import measure_speed, print_report
 
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.open("a").close()  # if that fails, then before the measurement
+    check_output_file(options.output)
     report = measure_speed(config, seconds=options.seconds, trace=options.trace)
     print_report(report)
     options.output.write_text(report.to_json() + "\n")

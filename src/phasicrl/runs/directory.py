@@ -185,7 +185,7 @@ class RunDirectory:
                     f"{self.path} was trained with {name}={used}; expected the same {kind}. Give "
                     f"{'--make-env MODULE:FUNCTION, or ' * (kind == 'environment')}"
                     f"{' or '.join(f'{other}=…' for other in names)} in a call from Python, such "
-                    "as phasicrl.resume, phasicrl.evaluate or phasicrl.load"
+                    "as phasicrl.train, phasicrl.resume, phasicrl.evaluate or phasicrl.load"
                 )
         (config := self.config).check_imports(self.path / CONFIG_FILE)
         return config

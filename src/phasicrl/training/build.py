@@ -5,6 +5,7 @@ import math
 import shlex
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from importlib import import_module
@@ -32,7 +33,7 @@ from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan, has_large_minibatches, make_plan
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory, HeadFactory
-from phasicrl.presets import PRESETS
+from phasicrl.presets import PRESETS, differences
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory, get_user_objects
 from phasicrl.runs.lock import LOCK_FILE, RunLock
@@ -96,6 +97,8 @@ def start_run(
         import_module(module)
     runs = RunDirectory.find_matching_runs(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:
+        if world.is_first and (ignored := differences(config, runs[-1].config)):
+            warnings.warn(f"resumed as it began: no effect of {', '.join(ignored)}", stacklevel=2)
         return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as undo, ExitStack() as resources:  # logs are closed before their removal

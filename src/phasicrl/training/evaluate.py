@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from phasicrl.config import ActionSelection, Config, EvaluatedLevels, Levels, OptionValue
-from phasicrl.config_io import write_json
+from phasicrl.config_io import check_output_file, write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
@@ -207,8 +207,8 @@ def evaluate(
     agent, results, threads = None, [], saved.config.compute.num_threads
     threads = threads or (1 if saved.config.model.encoder == "mlp" else num_cores())
     table_path, json_path = (Path(x).expanduser() if x else None for x in (steps_file, json))
-    for path in filter(None, (table_path, json_path)):  # now, as results would be lost later
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for path in filter(None, (table_path, json_path)):
+        check_output_file(path)
     open_table = table_path.open("w", newline="") if table_path else nullcontext()
     with use_threads(threads), open_table as file:
         table = None if file is None else evaluation.load_lab_entry_point("StepTable")(file)

@@ -514,6 +514,8 @@ class Run(AbstractContextManager["Run"]):
             elif objects:
                 given = ", ".join(f"{name}=…" for name in objects)
                 call = f"phasicrl.resume({str(self.directory)!r}, {given})"
+            else:
+                call += "".join(f" --import {module}" for module in self.config.modules)
             hint = f"`{call}` continues from its last checkpoint, {saved[-1].name}"
         text = f"{self.directory} was stopped after {self.env_steps:,} steps"
         self.metrics_log.show_message(f"{text}; {hint}")

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import Config, EnvConfig
 from phasicrl.envs.protocol import EnvError
@@ -136,6 +138,16 @@ def meet_fault(name: str) -> str:
     if name == "hangs":
         os._exit(4)  # as faulthandler does after a deadline
     return name
+
+
+def find_env(name: str) -> str:
+    """Return the entry point of an environment, as in a trial's process."""
+    return str(gym.spec(name).entry_point)
+
+
+def test_processes_know_what_the_user_has_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gym.registry, "Mine-v0", EnvSpec("Mine-v0", entry_point="mine:Env"))
+    assert dict(run_in_processes(["Mine-v0"], find_env)) == {"Mine-v0": "mine:Env"}
 
 
 @pytest.mark.long

@@ -48,6 +48,7 @@ def test_a_package_is_a_run_directory_without_local_folders(run: Path, tmp_path:
     files = {*PACKAGE_FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
     assert {entry.name for entry in made.path.iterdir()} == files
     assert RunDirectory(made.path).metrics() == RunDirectory(run).metrics()
+    assert RunDirectory(made.path).config.log.console == "auto", "also of a run of a sweep"
     wanted = evaluate(run, episodes=4, make_env=corridor)
     assert list(made.evaluations) == evaluate(made.path, episodes=4, make_env=corridor) == wanted
     assert play_exported(made.path, episodes=4, make_env=corridor) == wanted[0]
@@ -173,7 +174,7 @@ class Hub:
 
     def upload_folder(
         self, *, repo_id: str, folder_path: str, allow_patterns: list[str],
-        delete_patterns: list[str],
+        delete_patterns: list[str], commit_message: str,
     ) -> None:  # fmt: skip
         for name in delete_patterns:
             (self.folder / repo_id / name).unlink(missing_ok=True)
@@ -184,7 +185,7 @@ class Hub:
         self, repository: str, *, revision: str | None, local_dir: str, allow_patterns: list[str]
     ) -> str:
         assert revision is None
-        (Path(local_dir) / ".cache").mkdir(parents=True)
+        (Path(local_dir) / ".cache").mkdir()
         for file in (self.folder / repository).iterdir():
             if file.name in allow_patterns:
                 shutil.copy(file, local_dir)
@@ -213,10 +214,16 @@ def test_a_pushed_package_is_pulled_and_checked(
     assert one == other
     with pytest.raises(ValueError, match="which exists; expected a new folder"):
         pull("me/agent", output=got)
+    (tmp_path / "hub/me/empty").mkdir()
+    with pytest.raises(ValueError, match=r"me/empty: .*expected a package of"):
+        pull("me/empty", output=tmp_path / "empty")
     (tmp_path / "hub/me/agent/config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"me/agent: .*expected the SHA-256"):
         pull("me/agent", output=tmp_path / "other")
     assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".pull-*"))
+    monkeypatch.setattr(huggingface_hub, "create_repo", lambda *_, **__: 1 / 0)
+    with pytest.raises(OSError, match="me/agent: division by zero"):  # an error of the client
+        push(package, "me/agent")
 
 
 def test_a_package_that_is_cut_off_leaves_nothing(

@@ -75,10 +75,13 @@ def test_a_film_without_its_end_is_an_error(
         while True:
             yield
 
-    monkeypatch.setattr(imageio_ffmpeg, "write_frames", write_beginning)
     run = train(tiny(tmp_path, model=SMALL_IMAGES), make_env=Image)
+    path, _ = film(run.directory, episodes=1, size=64, make_env=Image)
+    before = path.read_bytes()
+    monkeypatch.setattr(imageio_ffmpeg, "write_frames", write_beginning)
     with pytest.raises(OSError, match="is incomplete"):
         film(run.directory, episodes=1, size=64, make_env=Image)
+    assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
 @pytest.mark.long

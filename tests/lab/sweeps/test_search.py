@@ -143,6 +143,18 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
     assert max(filter(None, scores)) == study.best_value
 
 
+def test_trials_of_any_length_are_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial is worse than all before it."""
+    monkeypatch.setattr(module, "_train_until", lambda *_: 0)
+    values = {"total_env_steps": ["uniform", 1000, 9000]}
+    folder = written(tmp_path / "search", search_of(tmp_path, (1,), 3, values=values), 9)
+    states = []
+    for number in range(9):
+        monkeypatch.setattr(module, "score_run", lambda *_, worse=number: -worse)
+        states.append(trained(folder, number))
+    assert states == ["complete"] * 5 + ["pruned"] * 4
+
+
 def test_a_seed_without_a_return_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Returns(monkeypatch)
     scores = {1: 4.0, 2: math.nan, 3: 5.0, 4: 6.0}

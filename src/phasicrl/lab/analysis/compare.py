@@ -378,7 +378,9 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
         tasks = ", ".join(dict.fromkeys(str(result.task) for result in comparison.results))
         figure.suptitle(textwrap.shorten(f"{comparison.metric}; bands: 95 %; {tasks}", 76))
         if num_panels == 1:
-            figure.legend(loc="outside lower center", frameon=False)
+            # With handles, as labels that begin with _ are left out otherwise.
+            handles = panels[0].get_lines()
+            figure.legend(handles=handles, loc="outside lower center", frameon=False)
     return plot.save_figure(figure, stem, "performance profiles, 95 % stratified bootstrap band")
 
 

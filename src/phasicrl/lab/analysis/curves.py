@@ -245,10 +245,9 @@ def smooth(points: Points, window: int) -> Points:
     steps, values = points
     if window == 0:
         return points
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    first = np.searchsorted(steps, steps - window, side="right")
-    after = np.arange(1, len(steps) + 1)
-    return steps, (sums[after] - sums[first]) / (after - first)
+    firsts = np.searchsorted(steps, steps - window, side="right")
+    # Not from differences of one cumulative sum, whose rounding a large value would ruin.
+    return steps, np.array([values[first : i + 1].mean() for i, first in enumerate(firsts)])
 
 
 def align(series: Sequence[Points], name: str) -> Points:

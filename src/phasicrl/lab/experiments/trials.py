@@ -179,6 +179,9 @@ def run_in_processes(
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
     running: dict[Any, tuple[Item, Any]] = {}
+    # What the user has imported, as by --import, may have registered environments.
+    specs = gym.registry.items()
+    registered = {name: spec for name, spec in specs if isinstance(spec.entry_point, str)}
     # Raised by the loop, since an exception inside a destructor would be lost.
     pending_interrupts: list[BaseException] = []
     with SignalHandler(lambda error: pending_interrupts.append(error) is None) as signals:
@@ -186,7 +189,8 @@ def run_in_processes(
             while not pending_interrupts:
                 for item in itertools.islice(waiting, jobs - len(running)):
                     receiver, sender = spawn.Pipe(duplex=False)
-                    child = spawn.Process(target=_run_and_send, args=(sender, function, item))
+                    given = sender, function, item, registered
+                    child = spawn.Process(target=_run_and_send, args=given)
                     child.start()
                     sender.close()
                     running[receiver] = item, child
@@ -211,8 +215,11 @@ def run_in_processes(
         raise pending_interrupts[0]
 
 
-def _run_and_send(sender: Connection, function: Callable[[Any], Any], item: Any) -> None:
+def _run_and_send(
+    sender: Connection, function: Callable[[Any], Any], item: Any, registered: dict[str, Any]
+) -> None:
     """Send the result of `function`, or its error, to the parent process."""
+    gym.registry.update(registered)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     call_on_parent_exit(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:

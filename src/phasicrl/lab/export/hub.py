@@ -37,12 +37,15 @@ def push(
     validate_repo_id(repository)
     names = [*check_package_hashes(package), HASHES_FILE]
     if not dry_run:
-        hub.create_repo(repository, private=private, exist_ok=True)
-        hub.upload_folder(
-            repo_id=repository, folder_path=str(package), allow_patterns=names,
-            delete_patterns=[name for name in PACKAGE_FILES if name not in names],
-            commit_message="Upload a package of phasicrl",
-        )  # fmt: skip
+        try:
+            hub.create_repo(repository, private=private, exist_ok=True)
+            hub.upload_folder(
+                repo_id=repository, folder_path=str(package), allow_patterns=names,
+                delete_patterns=[name for name in PACKAGE_FILES if name not in names],
+                commit_message="Upload a package of phasicrl",
+            )  # fmt: skip
+        except Exception as error:  # such as the HTTP client's own errors
+            raise OSError(f"{repository}: {error}") from error
     return names
 
 
@@ -67,12 +70,12 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
         raise ValueError(f"output is {output}, which exists; expected a new folder")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".pull-") as folder:
-        downloaded = Path(folder) / "downloaded"
+        (downloaded := Path(folder) / "downloaded").mkdir()
         hub.snapshot_download(
             repository, revision=revision, local_dir=str(downloaded),
             allow_patterns=[*PACKAGE_FILES, HASHES_FILE],
         )  # fmt: skip
-        shutil.rmtree(downloaded / ".cache")  # of the client
+        shutil.rmtree(downloaded / ".cache", ignore_errors=True)  # of the client
         try:
             check_package_hashes(downloaded)
         except ValueError as error:

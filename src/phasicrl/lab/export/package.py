@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +105,8 @@ def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
 def _write_run_files(saved: SavedAgent, weights: WeightsKind, folder: Path) -> None:
     """Write configuration, card, weights and metrics of a run."""
     run, run_directory = saved.run_directory, RunDirectory(folder)
-    run_directory.write_config(replace(saved.config, output_dir="runs", init_from=None))
+    changes = {"output_dir": "runs", "init_from": None, "log.console": "auto"}
+    run_directory.write_config(saved.config.with_updates(changes))
     tensors, env_steps = run.load_weights(weights), run.weights_env_steps(weights)
     fields = {name: value for name, value in run.card.items() if name in _CARD_FIELDS}
     run_directory.write_card(fields | {"env_steps": env_steps})

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.config import ActionSelection, Levels
+from phasicrl.config_io import atomic_write, check_output_file
 from phasicrl.envs.checks import convert_errors
 from phasicrl.envs.make import get_gym_maker
 from phasicrl.lab.film.overlay import Overlay
@@ -257,28 +258,30 @@ def _to_rgb(obs: np.ndarray, channels_first: bool) -> np.ndarray:
 def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Open a film, and yield a function that adds an image."""
     imageio_ffmpeg = import_optional("imageio_ffmpeg", "films need imageio-ffmpeg")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output_file(path)
     stream: Any = None
 
     def write_to_film(image: np.ndarray) -> None:
         nonlocal stream
         large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
-            path.open("ab").close()  # unlike ffmpeg's, its errors name the file
+            temporary.open("ab").close()  # unlike ffmpeg's, its errors name the file
             stream = imageio_ffmpeg.write_frames(
-                str(path), large.shape[1::-1], fps=fps, macro_block_size=2,
-                output_params=["-movflags", "+faststart"],
+                str(temporary), large.shape[1::-1], fps=fps, macro_block_size=2,
+                output_params=["-movflags", "+faststart", "-f", "mp4"],
             )  # fmt: skip
             stream.send(None)
         stream.send(large)
 
-    try:
-        yield write_to_film
-    finally:
-        if stream is not None:
-            stream.close()
-    # Ask ffmpeg for its first frames: imageio does not see that it has failed.
-    words = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", str(path), "-c", "copy"]
-    words += ["-t", "0.1", "-f", "null", "-"]
-    if subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
-        raise OSError(f"{path} is incomplete; the disk may be full")
+    with atomic_write(path) as temporary:
+        try:
+            yield write_to_film
+        finally:
+            if stream is not None:
+                stream.close()
+        # Ask ffmpeg for its first frames: imageio does not see that it has failed.
+        words = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", str(temporary), "-c", "copy"]
+        words += ["-t", "0.1", "-f", "null", "-"]
+        given: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
+        if subprocess.run(words, **given).returncode:
+            raise OSError(f"{path} is incomplete; the disk may be full")

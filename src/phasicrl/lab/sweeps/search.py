@@ -181,12 +181,13 @@ def _run_trial(folder: Path, search: Search, study: Any, trial: Any, threads: in
     reported, score = study.trials[trial.number].intermediate_values, math.nan
     for rung in range(1, search.rungs + 1):
         env_steps = math.ceil(config.budget * rung / search.rungs)
-        if env_steps < max(reported, default=0):
+        step = math.ceil(search.base.budget * rung / search.rungs)  # equal in trials of any budget
+        if step < max(reported, default=0):
             continue  # reported by an interrupted process
         scores = np.array([score_run(_train_until(run, env_steps), env_steps) for run in runs])
         score = math.nan if np.isnan(scores).any() else float(interquartile_mean(scores[:, None]))
-        if env_steps not in reported and math.isfinite(score):
-            trial.report(score, env_steps)
+        if step not in reported and math.isfinite(score):
+            trial.report(score, step)
         if rung < search.rungs and trial.should_prune():
             return study.tell(trial, state=optuna.trial.TrialState.PRUNED)
     if not math.isfinite(score):
