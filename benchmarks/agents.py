@@ -20,7 +20,7 @@ from phasicrl.runs.directory import AGENTS_FOLDER, RunDirectory
 
 PRESETS = (
     "cartpole-ppg", "pendulum-ppo", "invertedpendulum-ppo", "reacher-ppo", "walker2d-ppo",
-    "quickstart", "halfcheetah-ppg", "hopper-ppo", "acrobot-ppg", "lunarlander-ppg",
+    "quickstart", "hopper-ppo", "acrobot-ppg", "lunarlander-ppg",
 )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ def train_until_solved(run: Run, *, solved: float) -> None:
             record |= auxiliary_phase(learner, buffer)
         if buffer.is_full:
             buffer.clear()
-        run.finish_iteration(record)
+        if run.finish_iteration(record):
+            break
     run.finish()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasicrl.config import AuxConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.lab.experiments.trials import Failure
@@ -104,10 +104,26 @@ OPENED: list[Run] = []
 """Runs to be closed at the end of the test."""
 
 
-def open_run(config: Config, make_env: Callable[[], gym.Env[Any, Any]] = corridor) -> Run:
+def open_run(
+    config: Config, make_env: Callable[[], gym.Env[Any, Any]] = corridor, **user: Any
+) -> Run:
     """Start a run, on corridors by default, and close it at the end of the test."""
-    OPENED.append(start_run(config, make_env=make_env))
+    OPENED.append(start_run(config, make_env=make_env, **user))
     return OPENED[-1]
+
+
+class NoisyEncoder(nn.Module):
+    """Network with random numbers, statistics of its inputs, and the result of its last pass."""
+
+    num_features = 4
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        self.result = self.layers(obs)
+        return self.result
 
 
 def look_up(name: str) -> Any:

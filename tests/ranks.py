@@ -24,6 +24,7 @@ from phasicrl.training.run import Run
 from tests import golden
 from tests.envs.counting import PlainCounting
 from tests.envs.simulators import TensorEnvs
+from tests.helpers import NoisyEncoder, corridor, tiny
 
 _SERVER = multiprocessing.get_context("forkserver")
 _STORES: list[dist.TCPStore] = []
@@ -185,6 +186,11 @@ def write_cores(folder: Path, is_bound: bool) -> None:
         connect_ranks(device="cpu", timeout=600),
     ):
         (folder / f"{rank}").write_text(str(chosen.call_args.args[1]))
+
+
+def train_noisy(folder: Path) -> None:
+    """Train a network whose batch normalization has other statistics in each process."""
+    train(tiny(folder / "runs"), make_env=corridor, make_encoder=NoisyEncoder)
 
 
 def measure_all(folder: Path, chosen: list[str], processes: int) -> None:

@@ -108,7 +108,7 @@ LAB_IMPORTS = """
 phasicrl: Config cli evaluate get_preset train
 phasicrl.algorithm: learn
 phasicrl.config: ActionSelection Levels format_value
-phasicrl.config_io: atomic_write read_instance read_json write_json
+phasicrl.config_io: atomic_write check_output_file read_instance read_json write_json
 phasicrl.envs.checks: convert_errors
 phasicrl.envs.make: get_gym_maker make_envs
 phasicrl.envs.protocol: LIMIT_HINT

@@ -47,6 +47,13 @@ def test_processes_learn_what_one_learns(tmp_path: Path, size: int, names: list[
                 assert row_of_ranks[key] == near, f"{name}: {key}"
 
 
+@pytest.mark.long
+def test_statistics_of_a_network_of_ones_own_may_differ_by_process(tmp_path: Path) -> None:
+    ranks.run_ranks(tmp_path, 2, ranks.train_noisy, tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "agent.safetensors").is_file()
+
+
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_processes_divide_the_cores_that_they_share(tmp_path: Path, is_bound: bool) -> None:
     ranks.run_ranks(tmp_path, 2, ranks.write_cores, tmp_path, is_bound)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.training.build import start_run
-from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
+from phasicrl.training.build import restore_run, start_run
+from tests.helpers import OBS_NORM, VALUE_NORM, corridor, stop_at, tiny, tiny_aux
 
 FOLDER = Path(__file__).parents[1] / "examples"
 LEAST = {
@@ -121,7 +121,10 @@ def test_a_custom_loop_does_what_train_does_to_the_bit(tmp_path: Path, aux: bool
     })  # fmt: skip
     by_train = train(config, make_env=corridor)
     own_loop = runpy.run_path(str(FOLDER / "own_loop.py"))
-    with start_run(config, make_env=corridor) as run:
+    with start_run(config, make_env=corridor, callbacks=stop_at(3)) as run:
+        own_loop["train_until_solved"](run, solved=math.inf)
+    assert run.iteration == 3 < by_train.iteration
+    with restore_run(str(run.directory), make_env=corridor) as run:
         own_loop["train_until_solved"](run, solved=math.inf)
     assert run.learner.kl_coef == by_train.learner.kl_coef == 0.5 * 2**4
     ours, theirs = run.agent.state_dict(), by_train.agent.state_dict()

@@ -9,7 +9,7 @@ from torch import nn
 
 from phasicrl.config import ObsNormConfig
 from phasicrl.models.agent import dormant_fraction
-from tests.helpers import open_run, tiny, tiny_aux
+from tests.helpers import NoisyEncoder, assert_same, open_run, tiny, tiny_aux
 
 
 @pytest.mark.parametrize("optimizer", ["own", "shared"])
@@ -68,6 +68,18 @@ def test_dormant_features_are_counted(tmp_path: Path) -> None:
     run.learner.start_iteration()
     found = run.learner.diagnose_networks(rollout)
     assert found == {"network/dormant_fraction": pytest.approx(3 / len(last.weight))}
+
+
+def test_a_diagnosis_leaves_networks_as_they_are(tmp_path: Path) -> None:
+    run = open_run(tiny(tmp_path), make_encoder=NoisyEncoder)
+    rollout = run.collect(run.buffer.next_rollout())
+    run.learner.start_iteration()
+    before = {name: each.clone() for name, each in run.agent.state_dict().items()}
+    generator = torch.get_rng_state()
+    assert run.learner.diagnose_networks(rollout)
+    assert_same(run.agent.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(module.training for module in run.agent.encoder.modules())
 
 
 def test_clipped_observations_are_counted(tmp_path: Path) -> None:

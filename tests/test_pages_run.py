@@ -153,7 +153,7 @@ def package() -> str:
 def prepare(folder: Path, runs: Trained) -> None:
     """Make what a page expects: named runs, files of values, the reader's package."""
     (folder / "runs").mkdir()
-    for name, source in zip(("demo-1", "other-1"), runs["cartpole"][1:], strict=False):
+    for name, source in zip(("demo", "other"), runs["cartpole"][1:], strict=False):
         shutil.copytree(source, folder / "runs" / f"{name}_{source.name}")
     values = {"ppo.learning_rate": [5e-4, 2e-4], "total_env_steps": [512]}
     (folder / "values.json").write_text(json.dumps(values))

@@ -338,8 +338,8 @@ def parse_config_and_options(
         options_type, args=_expand_home(words), return_unknown_args=True, add_help=False
     )
     if not words or words[0] in ("-h", "--help"):
-        print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\npresets:")
-        print("\n".join(_preset_lines()))
+        usage = f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\npresets:"
+        print(usage, *_preset_lines(), sep="\n")
         print(f"\n`phasicrl {command} PRESET --help` lists options and their values in a preset.")
         raise SystemExit(0 if words else EXIT_USER_ERROR)
     recorded_objects: Collection[str] = ()
@@ -355,18 +355,15 @@ def parse_config_and_options(
         if is_trial or run.path.parent == AGENTS_FOLDER:
             base = base.with_updates({"output_dir": Config().output_dir, "log.console": "auto"})
         has_env = make_env_path != "" or any(word.startswith("--env.id") for word in words)
+        names = [x for x, kind in USER_OBJECTS.items() if kind != "environment" or not has_env]
         if path.is_dir() or run.card:
-            ignored = {"callbacks", "environment" if has_env else ""}
-            needed = [name for name, kind in USER_OBJECTS.items() if kind not in ignored]
-            run.load_config(**dict.fromkeys(needed))
+            run.load_config(**dict.fromkeys(names))
         base.check_imports()
         words = words[1:]
         recorded_objects = dict(run.card.get("own") or {}).values()
     elif first.startswith("-"):
-        raise ValueError(
-            f"the preset is {words[0]}; expected `phasicrl {command} PRESET {words[0]} …`. "
-            "`phasicrl presets` lists presets"
-        )
+        rule = f"`phasicrl {command} PRESET {words[0]} …`. `phasicrl presets` lists presets"
+        raise ValueError(f"the preset is {words[0]}; expected {rule}")
     else:
         base = get_preset(words[0])
     if make_env_path and make_env_path not in recorded_objects:

@@ -539,7 +539,7 @@ class ComputeConfig(_Group):
     """Compute in turns with other runs on the same cores, which is faster."""
     micro_batch: _PositiveInt | Literal["auto"] | None = "auto"
     """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16), or all on a
-    GPU and in compiled steps; none: all of a minibatch."""
+    GPU and in compiled steps; none: all of a minibatch. Batch normalization is over a pass."""
     policy_precision: Precision = "fp32"
     """Precision of the encoders in rollouts and the policy phase; heads and losses use fp32."""
     aux_precision: Precision = "fp32"

@@ -26,6 +26,7 @@ from phasicrl.training import evaluation as evaluation_module
 from phasicrl.training import run as run_module
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.evaluation import Episodes, PeriodicEvaluation
+from tests import helpers
 from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, assert_same, read_film, rows_of, tiny, tiny_aux
 
@@ -111,6 +112,11 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
     assert ours == evaluate(run.directory, episodes=4, make_env=Corridor)
     with pytest.raises(ValueError, match="no images to film"):
         film(run.directory, make_env=Corridor, weights="best")
+
+
+def test_a_network_that_keeps_a_result_is_evaluated(tmp_path: Path) -> None:
+    run = train(evaluated(tmp_path), make_env=Corridor, make_encoder=helpers.NoisyEncoder)
+    assert sum("evaluation/return" in row for row in run.files.metrics()) == 2
 
 
 def test_both_kinds_of_level_and_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,7 +341,9 @@ def diagnose_networks(
     """
     with autocast(precision, obs.device):
         inputs = select_keys(agent.reader(obs), agent.config.policy_obs)
-        features = agent.encoder(inputs).float().abs().mean(0)
+        # In training, dropout would draw numbers, and batch normalization count these samples.
+        features = agent.encoder.eval()(inputs).float().abs().mean(0)
+    agent.encoder.train()
     dormant = dormant_fraction(world.all_gather_cat(features[None]).mean(0))
     record = {"network/dormant_fraction": float(dormant)}
     if agent.reader.normalizer is not None:

@@ -126,8 +126,8 @@ def start_run(
 
 
 def restore_run(
-    directory: Path, *, accept_config_changes: bool = False, total_env_steps: int | None = None,
-    world: World = SINGLE_PROCESS, **user: Unpack[UserObjects],
+    run_dir: str | Path, *, accept_config_changes: bool = False,
+    total_env_steps: int | None = None, world: World = SINGLE_PROCESS, **user: Unpack[UserObjects],
 ) -> Run:  # fmt: skip
     """Restore the run in a directory from its newest usable checkpoint, ready to train on.
 
@@ -136,7 +136,7 @@ def restore_run(
     logged.
 
     Args:
-        directory: run directory.
+        run_dir: run directory.
         accept_config_changes: whether changes of config.json are accepted, see `phasicrl.resume`.
         total_env_steps: new length of the run, which is written to config.json; None keeps it.
         world: processes of the run; their number may differ from before.
@@ -146,18 +146,18 @@ def restore_run(
         ValueError: the directory is not a run directory, is in use by another process, has no
             usable checkpoint, or its configuration was changed.
     """
-    files, objects = RunDirectory(directory), get_user_objects(user)
-    if (directory / WEIGHTS_FILE).is_file() and not files.checkpoints:
-        path = shlex.quote(str(directory))
+    files, objects = RunDirectory(Path(run_dir)), get_user_objects(user)
+    if (files.path / WEIGHTS_FILE).is_file() and not files.checkpoints:
+        path = shlex.quote(str(files.path))
         remedy = f"To train from it: `phasicrl train --from {path} --init-from {path}`"
-        raise ValueError(f"{directory} is an agent; expected a run with checkpoints. {remedy}")
-    world.check_same("what they start", lambda: {"this": f"a resumed run, {directory}"})
+        raise ValueError(f"{files.path} is an agent; expected a run with checkpoints. {remedy}")
+    world.check_same("what they start", lambda: {"this": f"a resumed run, {files.path}"})
     config = files.load_config(**objects)
     with ExitStack() as resources:
         signals = resources.enter_context(SignalHandler(world.request_end))
         with world.sync_errors("opening the run directory"):
             if world.is_first:
-                resources.enter_context(closing(RunLock(directory)))
+                resources.enter_context(closing(RunLock(files.path)))
         part, rejections, saved_by = read_newest_state(files, world)
         state, env_steps = part.state, part.state["env_steps"]
         if total_env_steps is not None:
@@ -171,12 +171,12 @@ def restore_run(
         if is_over:  # nothing is written
             config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
             objects["callbacks"] = None
-            state["log"]["bytes"] = {x.name: x.stat().st_size for x in directory.glob("*.jsonl")}
+            state["log"]["bytes"] = {x.name: x.stat().st_size for x in files.path.glob("*.jsonl")}
         run, remarks = _build_run(config, objects, world, signals, resources, lambda: files, state)
         try:
             run.load_state_dict(*part, same_episodes=[not remark for remark in remarks])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            text = f"{directory} has a checkpoint that does not fit config.json"
+            text = f"{files.path} has a checkpoint that does not fit config.json"
             raise ValueError(f"{text}; expected the file as saved. Restore it ({error})") from None
         if not is_over:  # only now: a failed start leaves both as they are
             with world.sync_errors("writing card.json and config.json"):
@@ -188,8 +188,8 @@ def restore_run(
     for sentence in rejections:
         run.metrics_log.show_message(f"warning: {sentence}")
     remark = next(filter(None, remarks), "") + _describe_changes_and_rates(run, changes, saved_by)
-    resumed = f"resumed {directory} at {env_steps:,} steps{remark}"
-    finished = f"{directory} is already finished after {env_steps:,} steps; nothing is written"
+    resumed = f"resumed {files.path} at {env_steps:,} steps{remark}"
+    finished = f"{files.path} is already finished after {env_steps:,} steps; nothing is written"
     run.metrics_log.show_message(finished if is_over else resumed)
     return run
 

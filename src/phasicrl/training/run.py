@@ -268,7 +268,10 @@ class Run(AbstractContextManager["Run"]):
         """Evaluate a copy of the agent, and save its weights if they are the best so far."""
         self.show("evaluation")
         start = time.perf_counter()
-        agent = copy.deepcopy(self.agent).cpu().eval()
+        # Results that a network of the user keeps have a graph, and cannot be copied.
+        attributes = [x for module in self.agent.modules() for x in vars(module).values()]
+        results = (x for x in attributes if isinstance(x, Tensor) and x.grad_fn is not None)
+        agent = copy.deepcopy(self.agent, {id(x): x.detach() for x in results}).cpu().eval()
         record = self._periodic_evaluation.evaluate(agent, self.env_steps)
         if self._best_return is None or record["evaluation/return"] > self._best_return:
             try:
@@ -343,9 +346,11 @@ class Run(AbstractContextManager["Run"]):
         weights, env_steps = state["learner"]["agent"], state["env_steps"]
         is_full = state["num_filled"] == self.config.rollouts_per_phase  # in a phase, or before one
         aux_epoch = (state["auxiliary"] or {"epoch": 0})["epoch"] if is_full else None
-        if not all(weights[name].isfinite().all() for name, _ in self.agent.named_parameters()):
+        trained = {name: weights[name] for name, _ in self.agent.named_parameters()}
+        if not all(tensor.isfinite().all() for tensor in trained.values()):
             raise make_diverged_error(["the agent's weights"])
-        self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(weights)})
+        # Not buffers: batch normalization of a network of the user has its own on each process.
+        self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(trained)})
         if not self.world.is_first:  # the rest of the learner is equal in all
             state = state | {"learner": {"generator": state["learner"]["generator"]}}
         with self.world.sync_errors("writing the metrics"):
