@@ -77,10 +77,10 @@ class Echo(gym.Env[Any, Any]):
         return self._seen(), reward, ends and odd, ends and not odd, self._info()
 
     def get_state(self) -> Any:
-        return self._target.tolist(), self._at, self._episode, self.np_random.bit_generator.state
+        return self._target.tolist(), self._at, self._episode
 
     def set_state(self, state: Any) -> tuple[Any, dict[str, Any]]:
-        target, self._at, self._episode, self.np_random.bit_generator.state = state
+        target, self._at, self._episode = state
         self._target = np.array(target, np.float32)
         return self._seen(), self._info()
 

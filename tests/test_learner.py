@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from phasicrl.algorithm import train
 from phasicrl.config import ObsNormConfig
 from phasicrl.models.agent import dormant_fraction
-from tests.helpers import NoisyEncoder, assert_same, open_run, tiny, tiny_aux
+from tests.helpers import NoisyEncoder, assert_same, corridor, open_run, tiny, tiny_aux
 
 
 @pytest.mark.parametrize("optimizer", ["own", "shared"])
@@ -31,6 +32,16 @@ def test_the_learning_rate_follows_the_kl_in_the_policy_phase(
         assert rates["policy"] == rates["value"] == pytest.approx([2e-3 * factor, 4e-3 * factor])
         assert rates["aux"] == ([1e-3, 1e-3] if optimizer == "own" else rates["policy"])
     assert learner.start_iteration()["charts/learning_rate"] == pytest.approx(2e-3 / 1.5)
+
+
+def test_the_policy_keeps_its_moments_where_the_auxiliary_phase_begins_to_share_them(
+    tmp_path: Path,
+) -> None:
+    own, shared = (tiny(tmp_path, aux=tiny_aux(optimizer=x)) for x in ("own", "shared"))
+    state, learner = train(own, make_env=corridor).learner.state_dict(), open_run(shared).learner
+    learner.load_state_dict(state)
+    one, other = (each["optimizers"]["policy"]["state"] for each in (learner.state_dict(), state))
+    assert_same(one, other)
 
 
 def test_options_that_were_changed_hold_after_a_resume(tmp_path: Path) -> None:
@@ -74,12 +85,13 @@ def test_a_diagnosis_leaves_networks_as_they_are(tmp_path: Path) -> None:
     run = open_run(tiny(tmp_path), make_encoder=NoisyEncoder)
     rollout = run.collect(run.buffer.next_rollout())
     run.learner.start_iteration()
+    run.agent.encoder.normalizer[1].eval()  # type: ignore[index, operator, union-attr]
     before = {name: each.clone() for name, each in run.agent.state_dict().items()}
     generator = torch.get_rng_state()
     assert run.learner.diagnose_networks(rollout)
     assert_same(run.agent.state_dict(), before)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert all(module.training for module in run.agent.encoder.modules())
+    assert [x.training for x in run.agent.encoder.modules()] == [True, True, True, False, True]
 
 
 def test_clipped_observations_are_counted(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         words += [] if options.make_env is None else ["--make-env", options.make_env]
         for module in options.modules:
             importlib.import_module(module)
+        are_saved = words[:1] == ["train"] and words[1:] and "--imports" not in words
+        words += ["--imports", *options.modules] if options.modules and are_saved else []
         trains = {"train", "resume", "sweep", "suite"} & {*words[:1]}
         with exit_on_preemption() if trains else nullcontext():  # also during slow imports
             dispatch_command(words, all_commands(), "phasicrl")

@@ -6,8 +6,6 @@ openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/bas
 marks an option that no paper or reference code has.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -41,7 +39,7 @@ ScheduleFunction = Callable[[float], Mapping[str, float]]
 """Function of the progress of a run, 0 to 1, that returns values of some options by path."""
 DECAY_FUNCTIONS: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1 - progress,
-    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "cosine": lambda progress: math.cos(math.pi * progress / 2) ** 2,  # (1 + cos) / 2 may be 0
 }
 """Factor of an option by the progress of a run, 0 to 1, for each schedule that changes it."""
 _RANGE_CHECKS: dict[str, Callable[[float], bool]] = {
@@ -135,7 +133,7 @@ class EnvConfig(_Group):
     `sync`: one after the other.
     `async`: at the same time, each in its process."""
     action_masks: bool = True
-    """Use the environment's action masks, if it has any (source 003)."""
+    """Use the environment's action masks, if it has any (source 003); EnvPool's are not read."""
     observe: tuple[int, ...] | None = None
     """Components of observation vectors that the agent observes, such as `0 2`; none: all."""
     heuristic_mask_steps: _NonNegativeInt = 100_000
@@ -539,7 +537,8 @@ class ComputeConfig(_Group):
     """Compute in turns with other runs on the same cores, which is faster."""
     micro_batch: _PositiveInt | Literal["auto"] | None = "auto"
     """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16), or all on a
-    GPU and in compiled steps; none: all of a minibatch. Batch normalization is over a pass."""
+    GPU and in compiled steps; none: all of a minibatch. Batch normalization
+    is over a pass."""
     policy_precision: Precision = "fp32"
     """Precision of the encoders in rollouts and the policy phase; heads and losses use fp32."""
     aux_precision: Precision = "fp32"
@@ -700,7 +699,7 @@ class Config(_Group):
         """Modules that a run imports: `imports`, and M of each id `gymnasium:M:Id`."""
         ids = (self.env.id, *self.evaluation.env_ids)
         found = (re.match(r"gymnasium:(.+):", env_id) for env_id in ids)
-        return self.imports + tuple(match[1] for match in found if match)
+        return tuple(dict.fromkeys([*self.imports, *(match[1] for match in found if match)]))
 
     @property
     def batch_size(self) -> int:
@@ -745,7 +744,7 @@ class Config(_Group):
         """Discount factor of the running return: `reward_norm.gamma`, by default `ppo.gamma`."""
         return self.ppo.gamma if self.reward_norm.gamma is None else self.reward_norm.gamma
 
-    def with_updates(self, changes: Mapping[str, Any]) -> Config:
+    def with_updates(self, changes: Mapping[str, Any]) -> "Config":
         """Return the configuration with new values of some options, by paths such as `ppo.gamma`.
 
         Raises:
@@ -769,7 +768,7 @@ class Config(_Group):
             raise ConfigError(problems)
         return replace(self, **updates)
 
-    def with_scheduled_values(self, schedule: ScheduleFunction | None, progress: float) -> Config:
+    def with_scheduled_values(self, schedule: ScheduleFunction | None, progress: float) -> "Config":
         """Return the configuration with the current values of the options that follow schedules.
 
         Args:
@@ -834,7 +833,7 @@ class Config(_Group):
         return json.dumps(config_io.to_dict(self), indent=2)
 
     @staticmethod
-    def from_json(text: str) -> Config:
+    def from_json(text: str) -> "Config":
         """Read a configuration from the JSON of `to_json`.
 
         Raises:

@@ -131,10 +131,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def check_output_file(path: Path) -> None:
-    """Make the folder of a file that is written later, when an error would lose its content.
+    """Make the folder of a file that is written later.
 
     Raises:
-        IsADirectoryError: the path is a folder.
+        IsADirectoryError: there is a folder in place of the file.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; expected a file")

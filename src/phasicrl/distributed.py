@@ -219,7 +219,7 @@ def connect_ranks(*, device: str, timeout: float) -> Iterator[World]:
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    if on_gpu:
+    if on_gpu and (device != "auto" or local_rank < torch.cuda.device_count()):
         torch.cuda.set_device(local_rank)
     limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     try:

@@ -123,9 +123,8 @@ class EpisodeStatistics:
         """
         if any(same_episodes):
             current = np.reshape(state["under_way"], self._current.shape).astype(float)
-            self._current = current * np.repeat(
-                same_episodes, current.shape[1] // len(same_episodes)
-            )
+            is_same = np.repeat(same_episodes, current.shape[1] // len(same_episodes))
+            self._current = np.where(is_same, current, 0.0)
         self.finished.extend(Episode(*episode) for episode in state["finished"])
         self._restarts = state["restarts"]
         self._recent.extend(state["recent"])

@@ -253,7 +253,8 @@ class Learner:
         for name, each in self._modules.items():
             if each is not None:
                 each.load_state_dict(state[name])
-        for name, optimizer in self.optimizers.items():
+        # The policy's state last: it holds if the optimizer is shared from now on.
+        for name, optimizer in reversed(self.optimizers.items()):
             optimize.load_state_(optimizer, state["optimizers"][name])
         self.generator.set_state(state["generator"])
         # As when the iteration started, for the auxiliary phase that is left of it.

@@ -6,8 +6,6 @@ an environment are contiguous, so that a minibatch of whole segments is a few co
 Observations keep their dtype and are written once, in place, by the collector.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,7 +81,7 @@ class Samples(_Tensors):
 
     def minibatches(
         self, num_minibatches: int, order: Int[Tensor, " M"], *, unit: MinibatchUnit
-    ) -> Iterator[Minibatch[Self]]:
+    ) -> Iterator["Minibatch[Self]"]:
         """Split the samples into minibatches of one size, which hold indices instead of copies.
 
         Args:
@@ -127,7 +125,7 @@ class Minibatch(Generic[S]):
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.as_steps else samples
 
-    def materialize(self) -> Minibatch[S]:
+    def materialize(self) -> "Minibatch[S]":
         """Return an equal minibatch whose source is a copy of the selected samples alone."""
         samples, device = self.gather(), self.index.device
         return Minibatch(samples, torch.arange(len(samples), device=device), as_steps=False)

@@ -278,7 +278,7 @@ def test_masks_that_come_late_or_by_another_name_are_refused(key: str) -> None:
 
 
 class Named(Corridor):
-    """Environment with a method that has a name of exact resume, but another purpose."""
+    """Environment with methods of exact resume, or with such names for another purpose."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -287,30 +287,34 @@ class Named(Corridor):
     def get_state(self, *player: int) -> Any:
         if self._kind == "wants more":
             raise TypeError("get_state() missing 1 required positional argument: 'player'")
-        return np.zeros(2) if self._kind == "array" else [1, 2]
+        return np.zeros(2) if self._kind == "array" else [self._at, self._steps]
 
 
 class NamedBoth(Named):
     def set_state(self, state: Any) -> Any:
-        raise AssertionError("must not be called")
+        assert self._kind == "right", "must not be called"
+        self._at, self._steps = state
+        return self._obs(), {}
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["alone", "wants more", "array"])
-def test_methods_that_are_called_so_for_something_else_are_left_alone(
+@pytest.mark.parametrize("kind", ["alone", "wants more", "array", "right"])
+def test_episodes_go_on_with_generator_and_time_limit_and_other_methods_are_left_alone(
     mode: Mode, kind: str
 ) -> None:
     named = Named if kind == "alone" else NamedBoth
 
     right = torch.ones(2, dtype=torch.int64)
-    envs, other = (make(lambda: named(kind), mode, num_envs=2) for _ in range(2))
+    limited = lambda: gym.wrappers.TimeLimit(named(kind), 3)  # noqa: E731
+    envs, other = (make(limited, mode, num_envs=2) for _ in range(2))
     envs.reset()
-    for _ in range(2):  # in the middle of an episode
+    for _ in range(5):  # in the middle of the second episode
         envs.step(right)
     state = envs.state_dict()
     assert state is not None
     other.load_state_dict(state)
-    for _ in range(3):
-        assert torch.equal(other.step(right).obs, envs.step(right).obs)
+    for _ in range(9):
+        one, same = envs.step(right), other.step(right)
+        assert torch.equal(one.obs, same.obs) and torch.equal(one.truncated, same.truncated)
     envs.close()
     other.close()

@@ -66,9 +66,7 @@ def test_a_process_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     envs.reset()
     monkeypatch.setattr(processes, "CALL_TIMEOUT", 1)
     started = envs._vector.processes
-    with pytest.raises(
-        EnvError, match=r"mine: environment \d has not finished step\(\) within 1 s"
-    ):
+    with pytest.raises(EnvError, match=r"mine: environment \d has not finished step\(\)"):
         for _ in range(3):
             envs.step(NEVER[:2])
     assert not any(process.is_alive() for process in started)
@@ -239,9 +237,7 @@ def test_replay_has_time_for_every_step(monkeypatch: pytest.MonkeyPatch) -> None
         envs.step(NEVER[:1])
     deadlines: list[int] = []
     monkeypatch.setattr(processes, "find_hung_process", lambda _, time: deadlines.append(time))
-    state = envs.state_dict()
-    assert state is not None
-    restored.load_state_dict(state)
+    restored.load_state_dict(envs.state_dict() or {})
     assert deadlines[-1] >= 4 * processes.CALL_TIMEOUT
 
 

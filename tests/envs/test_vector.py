@@ -4,6 +4,7 @@ Every autoreset mode gives the same steps, and what is refused, in words.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from phasicrl.training.evaluate import evaluate
 from tests.envs import counting
 from tests.envs.acting import NEVER, check_known_episodes, check_known_masks, draw_action
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting, Structured
-from tests.helpers import Corridor, tiny
+from tests.helpers import Corridor, stop_at, tiny
 
 MODES, NEXT = list(AutoresetMode), {"autoreset_mode": "NextStep"}
 
@@ -243,6 +244,8 @@ def test_a_run_trains_resumes_and_is_evaluated(mode: AutoresetMode, tmp_path: Pa
     assert resume(run.directory, **own).env_steps == 64
     (result,) = evaluate(run.directory, episodes=5, policies=("sampled",), **own)
     assert len(result.returns) == 5
+    begun = train(replace(config, seed=4), make_env=Corridor, callbacks=stop_at(1))
+    assert resume(begun.directory, **own).env_steps == 64, "with new episodes"
 
 
 def test_each_process_resets_with_another_seed() -> None:

@@ -165,9 +165,7 @@ def test_a_wrong_number_is_named_as_the_simulators(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CHECK_EVERY, "cpu", every)
-    with pytest.raises(
-        EnvError, match=r"simulated: step.* step 7 a wrong reward or flag: .*not fi"
-    ):
+    with pytest.raises(EnvError, match=r"simulated: step.* step 7 a wrong reward or flag:"):
         collect(FusedCollector, Infinite, "none", "separate", False)
     with pytest.raises(EnvError, match=r"simulated: step.* step 7 a wrong reward or flag or obs:"):
         collect(Collector, Unseen, "none", "separate", False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import Config, PPOConfig
+from phasicrl.config import DECAY_FUNCTIONS, Config, PPOConfig
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.phases import PolicyPhaseLoss
 from phasicrl.training.build import restore_run, start_run
@@ -91,6 +91,7 @@ def test_the_loss_has_the_current_clip_range_and_entropy_bonus(tmp_path: Path) -
     samples = run.collect(run.buffer.next_rollout()).policy_samples(torch.ones(4, 8))
     samples = replace(samples, old_log_prob=samples.old_log_prob - 0.3)
     loss = PolicyPhaseLoss(run.agent, run.config.ppo, trains_policy=True, trains_value=False)
+    assert DECAY_FUNCTIONS["cosine"](1 - 1 / 3e8) > 0, "a rate of 0 is refused"
     for x, y in zip(FACTORS["linear"], FACTORS["cosine"], strict=True):
         run.learner.start_iteration()
         value, terms = loss(samples, *run.learner.policy_loss_coefficients())

@@ -106,6 +106,16 @@ def test_presets_have_no_options_without_effect(name: str) -> None:
     assert find_unused_options(config, envs, resolve_env_id(config.env.id)[0]) == {}
 
 
+def test_an_evaluation_on_training_levels_needs_their_number() -> None:
+    changes = {"evaluation.levels": "both", "evaluation.every_iterations": 1}
+    config, envs = get_preset("procgen-ppg").with_updates(changes), make(Levers)
+    for num_levels, unused in ((0, ["evaluation.levels"]), (200, [])):
+        found = find_unused_options(
+            config.with_updates({"env.num_levels": num_levels}), envs, "procgen"
+        )
+        assert [x for x in found if x.startswith("evaluation")] == unused
+
+
 @pytest.mark.parametrize("std", ["fixed", "parameter"])
 def test_bounds_of_a_fixed_standard_deviation_have_no_effect(std: str) -> None:
     changes = {"action.std": std, "action.min_std": 0.1, "action.max_std": 2.0}

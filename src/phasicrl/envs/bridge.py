@@ -177,8 +177,11 @@ class NumpyVectorEnv:
         """Replay the episodes of a state and return their current observations `[B, …]`.
 
         Raises:
-            EnvError: the replay leads to other observations than those in the state.
+            EnvError: the replay leads to other observations than those in the state, or episodes
+                cannot be replayed.
         """
+        if self.restore_method == "none":
+            raise EnvError(f"{self.name}: episodes cannot be replayed")
         self._episodes.set_actions(state["actions"].numpy(), state["lengths"].numpy())
         parts = state["starts"], self._episodes.split_by_env()
         timeout = self.timeout * (2 + len(state["actions"]))
@@ -212,7 +215,8 @@ class NumpyVectorEnv:
         """Call a method of the subclass under a deadline, and close if it fails."""
         self._watchdog.current_call = call_name, timeout
         try:
-            return function(*args)
+            with torch.inference_mode(False):  # the environment may train a network
+                return function(*args)
         except Exception:  # a failed environment has an unknown state
             self.close()
             raise

@@ -202,6 +202,13 @@ def check_tuple(result: Any, size: int) -> tuple[Any, ...]:
     return *result[:-1], info
 
 
+def _get_generator_state(env: Any) -> Any:
+    """Return the state of an environment's random generator, or a generator that is not NumPy's."""
+    generator = getattr(env.unwrapped, "np_random", None)
+    is_numpy = isinstance(generator, np.random.Generator)
+    return generator.bit_generator.state if is_numpy else generator
+
+
 class CheckedEnv(gym.Env[Any, Any]):
     """Wrapper of one environment that copies, packs and checks its observations.
 
@@ -287,13 +294,16 @@ class CheckedEnv(gym.Env[Any, Any]):
     def get_replay_start(self) -> str | None:
         """Return JSON text from which another environment can restore this episode.
 
-        It has the last seed, and the current `get_state()` if that is JSON and there is a
-        `set_state()`, else the random generator's state at the start of the episode. None if the
-        generator's state is not JSON.
+        It has the last seed, and the current `get_state()`, random generator and count of
+        Gymnasium's TimeLimit if they are JSON and there is a `set_state()`, else the generator's
+        state at the start of the episode. None if that is not JSON.
         """
-        env, start = self.env, {"seed": self._seed}
+        env, start = self.env, dict[str, Any](seed=self._seed)
         if env is not None and all(map(env.has_wrapper_attr, ("get_state", "set_state"))):
             with contextlib.suppress(Exception):  # of a method with another purpose
+                generator, steps = _get_generator_state(env), "_elapsed_steps"
+                start["generator"] = generator if isinstance(generator, dict) else None
+                start["steps"] = env.has_wrapper_attr(steps) and env.get_wrapper_attr(steps)
                 return json.dumps(start | {"state": env.get_wrapper_attr("get_state")()})
         try:
             return json.dumps(start | {"generator": self._generator})
@@ -312,13 +322,15 @@ class CheckedEnv(gym.Env[Any, Any]):
         start, remaining = json.loads(starts_json[self.env_index]), all_actions[self.env_index]
         _, info = self.reset(seed=start["seed"])
         if "state" in start:
+            steps = start.get("steps", len(remaining))  # before `set_state`, which may know better
+            self.env.set_wrapper_attr("_elapsed_steps", steps, force=False)
             with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):
                 set_state, remaining = self.env.get_wrapper_attr("set_state"), []
                 env_obs, info = check_tuple(set_state(start["state"]), 2)
                 self._last_obs, info = self._pack_copy(env_obs), self._make_mask_info(env_obs, info)
-        elif start["generator"] is not None:
+        if isinstance(start.get("generator"), dict):
             self.env.unwrapped.np_random.bit_generator.state = start["generator"]
-            _, info = self.reset()
+            info = info if "state" in start else self.reset()[1]
         for action in remaining:
             *_, info = self.step(action)
         self._can_restart = can_restart
@@ -336,13 +348,8 @@ class CheckedEnv(gym.Env[Any, Any]):
             if seed is None and self._seed is not None:  # replaces a failed environment
                 (seed,) = env_seeds(self._seed, 1)
             self.env = self._make_env()
-        self._generator = None
-        if seed is None:
-            generator = getattr(self.env.unwrapped, "np_random", None)
-            is_numpy = isinstance(generator, np.random.Generator)
-            self._generator = generator.bit_generator.state if is_numpy else generator
-        else:
-            self._seed = seed
+        self._generator = _get_generator_state(self.env) if seed is None else None
+        self._seed = self._seed if seed is None else seed
         obs, info = check_tuple(self.env.reset(seed=seed), 2)
         self._last_obs = self._pack_copy(obs)
         return self._last_obs, self._make_mask_info(obs, info)

@@ -32,8 +32,8 @@ from phasicrl.spaces import (
     get_start,
 )
 
-CHECK_EVERY = {"cpu": 1, "cuda": 16}
-"""Number of steps between checks of the numbers, by device: a GPU has to wait for a check."""
+CHECK_EVERY = {"cpu": 1}
+"""Number of steps between checks of the numbers; 16 elsewhere, since a check waits for a GPU."""
 
 _CHECKED = "reward or flag", "obs", "obs at an episode's end", MASK
 """Names of the numbers that are checked, for messages."""
@@ -158,7 +158,7 @@ class TensorVectorEnv:
             step, is_valid, self.action_mask = self._advance(action)
             self.obs = step.obs
             self._unchecked.append(is_valid)
-        if len(self._unchecked) == CHECK_EVERY[self.device.type]:
+        if len(self._unchecked) >= CHECK_EVERY.get(self.device.type, 16):
             self.check()
         return step
 
@@ -372,7 +372,7 @@ def use_torch_seed(local: EnvSlice) -> Iterator[None]:
     """Seed PyTorch's global generators until the end of the block, in which a simulator is made."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=gpus):
-        torch.manual_seed(local.base_seed + local.first_index)
+        torch.manual_seed(local.seeds()[0])  # other numbers than in the first reset
         yield
 
 

@@ -10,8 +10,6 @@ Their `metadata["autoreset_mode"]` is one of:
 - `DISABLED`: ended environments are reset by that call only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -47,7 +45,7 @@ Its result is Gymnasium's `VectorEnv`, of NumPy arrays or tensors, rsl_rl's `Vec
 
 def make_custom_envs(
     make_vector_env: MakeVectorEnv, config: EnvConfig, local: EnvSlice
-) -> CustomVectorEnv | TensorVectorEnv:
+) -> "CustomVectorEnv | TensorVectorEnv":
     """Make a custom vector environment, of tensors if it has a `device`, otherwise of arrays.
 
     Raises:

@@ -1,7 +1,5 @@
 """Execution of gradient steps and inference. Kind: effects (threads, compilers, GPU)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
@@ -137,7 +135,7 @@ class Executor:
         self.log(f"acting is compiled ({perf_counter() - start:.0f} s)")
         return call
 
-    def make_gradient_step(self, loss: Loss[S], settings: AdamSettings) -> EagerGradientStep:
+    def make_gradient_step(self, loss: Loss[S], settings: AdamSettings) -> "EagerGradientStep":
         """Make a function that makes a gradient step on the mean loss of a minibatch.
 
         Args:
@@ -182,8 +180,9 @@ class EagerGradientStep:
     """
 
     def __init__(self, executor: Executor, loss: Loss[Any], settings: AdamSettings) -> None:
-        self.executor, self.loss, self.settings = executor, loss, settings
-        uses_graphs = executor.plan.compiled and executor.plan.on_gpu
+        self.executor, self.loss, self.settings, plan = executor, loss, settings, executor.plan
+        # With CUDA graphs, the second micro-batch would overwrite the gradient of the first.
+        uses_graphs = plan.compiled and plan.on_gpu and not plan.micro_batch[settings.phase]
         self._loss = compile_for_gpu(loss.__call__) if uses_graphs else loss
         self._remedy = f"a larger {'aux' if settings.phase == 'aux' else 'ppo'}.num_minibatches"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import cli
-from phasicrl.config_io import check_output_file
+from phasicrl.config_io import atomic_write, check_output_file
 
 _MAX_ROWS = 20
 """Most trials of which `sweep status` lists all; of more it lists those that run or failed."""
@@ -196,7 +196,8 @@ def _bench(words: list[str]) -> None:
     check_output_file(options.output)
     report = measure_speed(config, seconds=options.seconds, trace=options.trace)
     print_report(report)
-    options.output.write_text(report.to_json() + "\n")
+    with atomic_write(options.output) as temporary:
+        temporary.write_text(report.to_json() + "\n")
     print(f"everything: {options.output}")
 
 

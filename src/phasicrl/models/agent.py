@@ -342,8 +342,10 @@ def diagnose_networks(
     with autocast(precision, obs.device):
         inputs = select_keys(agent.reader(obs), agent.config.policy_obs)
         # In training, dropout would draw numbers, and batch normalization count these samples.
+        modes = [(module, module.training) for module in agent.encoder.modules()]
         features = agent.encoder.eval()(inputs).float().abs().mean(0)
-    agent.encoder.train()
+    for module, is_training in modes:
+        module.training = is_training
     dormant = dormant_fraction(world.all_gather_cat(features[None]).mean(0))
     record = {"network/dormant_fraction": float(dormant)}
     if agent.reader.normalizer is not None:

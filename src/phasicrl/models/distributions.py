@@ -4,8 +4,6 @@ KL divergences are analytic. An old policy is stored as one tensor, `dist_params
 `PolicyHead.distribution` restores it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -99,7 +97,7 @@ class Normal(Distribution):
         """Return the entropy `log std + log(2πe)/2` of each entry, `[…]`."""
         return self.std.log() + 0.5 * math.log(2 * math.pi * math.e)
 
-    def kl_from(self, old: Normal) -> Float[Tensor, "*shape"]:
+    def kl_from(self, old: "Normal") -> Float[Tensor, "*shape"]:
         """Return KL(old ‖ self) of each entry, `[…]`.
 
         With `r = log(std_old/std)` it is `(exp(2r) − 1 − 2r)/2 + ((mean − mean_old)/std)²/2`.

@@ -4,8 +4,6 @@ There is one record per iteration, with the same names everywhere. Metrics are m
 that they describe, weighted by samples.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -158,7 +156,7 @@ class MetricsLog:
         """
         self._call_sinks(lambda s: isinstance(s, _TensorBoard) and s.add_table(steps, env_steps))
 
-    def _call_sinks(self, function: Callable[[_TensorBoard | _WandB], object]) -> None:
+    def _call_sinks(self, function: "Callable[[_TensorBoard | _WandB], object]") -> None:
         """Call a function with each sink, and switch off a failed sink."""
         for sink in [*self._sinks]:
             try:

@@ -55,8 +55,7 @@ def _reshard(parts: list[RankState], world: World) -> RankState:
     if auxiliary := first.get("auxiliary"):  # a phase is under way: share its sums equally
         by_rank = (part.state["auxiliary"]["means"] for part in parts)
         means = [
-            {"names": each[0]["names"]}
-            | {key: sum(x[key] for x in each) / world.size for key in ("sums", "weight")}
+            each[0] | {key: sum(x[key] for x in each) / world.size for key in ("sums", "weight")}
             for each in zip(*by_rank, strict=True)
         ]
         first["auxiliary"] = auxiliary | {"means": means}

@@ -97,8 +97,10 @@ def start_run(
         import_module(module)
     runs = RunDirectory.find_matching_runs(config) if resume == "auto" else []
     if runs := [files for files in runs if files.checkpoints]:
-        if world.is_first and (ignored := differences(config, runs[-1].config)):
-            warnings.warn(f"resumed as it began: no effect of {', '.join(ignored)}", stacklevel=2)
+        given = {"output_dir", "imports", "compute.num_threads", "env.num_threads"}  # of each call
+        if world.is_first and (changed := differences(config, runs[-1].config).keys() - given):
+            text = f"config.json holds, not the given {', '.join(sorted(changed))}"
+            warnings.warn(text, stacklevel=2)
         return restore_run(runs[-1].path, world=world, **user)
     world.check_same("what they start", lambda: {"this": "a new run"})
     with ExitStack() as undo, ExitStack() as resources:  # logs are closed before their removal

@@ -283,7 +283,6 @@ class PeriodicEvaluation:
 
     Raises:
         ImportError: films or steps are requested, and the lab is not installed.
-        ValueError: the run has no training levels, see `check_levels`.
     """
 
     def __init__(
@@ -292,9 +291,6 @@ class PeriodicEvaluation:
     ) -> None:  # fmt: skip
         self._config, self._world = config, world
         self._user = {name: user[name] for name in ("make_env", "make_vector_env")}
-        if config.evaluation.every_iterations:
-            has_own = any(self._user.values())
-            check_levels(config.evaluation.levels, None if has_own else config.env)
         self._episodes = math.ceil(config.evaluation.episodes / world.size)
         self._recorder: Any = None
         if world.is_first and (config.evaluation.film or config.evaluation.steps):

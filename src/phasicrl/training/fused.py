@@ -49,12 +49,13 @@ class FusedCollector(Collector):
             require_finite(policy=rollout.log_prob[:, : num_steps - error.steps_ago])
             raise
         finals = dict[int, tuple[Tensor, Tensor]]()
-        for t in rollout.truncated.any(0).nonzero().flatten().tolist():
-            final_obs, memory, _ = chunks[t // size]
-            finals[t] = final_obs[:, t % size], memory[:, t % size]
+        if self.bootstrap_truncation:
+            for t in rollout.truncated.any(0).nonzero().flatten().tolist():
+                final_obs, memory, _ = chunks[t // size]
+                finals[t] = final_obs[:, t % size], memory[:, t % size]
         truncated, ended = rollout.truncated.t(), (rollout.terminated | rollout.truncated).t()
         steps = {"reward": rollout.reward.t(), "terminated": rollout.terminated.t(), "ended": ended}
-        return self._find_truncations(truncated, finals if self.bootstrap_truncation else {}), steps
+        return self._find_truncations(truncated, finals), steps
 
     def _run_steps(
         self, noise: Tensor, first: Tensor, memory: Tensor, *state: Tensor

@@ -1,7 +1,5 @@
 """Run: everything that `algorithm.learn` uses and a checkpoint holds. Kind: state."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
@@ -17,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config
@@ -68,16 +66,16 @@ class Callbacks:
                 known = "on_start, on_episode, on_iteration or on_end"
                 raise TypeError(f"{cls.__name__}.{name} is never called; expected {known}")
 
-    def on_start(self, run: Run, /) -> None:
+    def on_start(self, run: "Run", /) -> None:
         """Run before the first iteration of a new or resumed run."""
 
-    def on_episode(self, run: Run, episode: Episode, /) -> Literal["stop"] | None:
+    def on_episode(self, run: "Run", episode: Episode, /) -> Literal["stop"] | None:
         """Run at the end of an iteration for each episode that ended in it; may return "stop"."""
 
-    def on_iteration(self, run: Run, record: Record, /) -> Literal["stop"] | None:
+    def on_iteration(self, run: "Run", record: Record, /) -> Literal["stop"] | None:
         """Run after each iteration, with its metrics; "stop" saves and ends the run."""
 
-    def on_end(self, run: Run, /) -> None:
+    def on_end(self, run: "Run", /) -> None:
         """Run after the last iteration, also after "stop", before the final state is saved."""
 
 
@@ -269,9 +267,11 @@ class Run(AbstractContextManager["Run"]):
         self.show("evaluation")
         start = time.perf_counter()
         # Results that a network of the user keeps have a graph, and cannot be copied.
-        attributes = [x for module in self.agent.modules() for x in vars(module).values()]
-        results = (x for x in attributes if isinstance(x, Tensor) and x.grad_fn is not None)
-        agent = copy.deepcopy(self.agent, {id(x): x.detach() for x in results}).cpu().eval()
+        kept = tree_leaves([vars(module) for module in self.agent.modules()])
+        results = {
+            id(x): x.detach() for x in kept if isinstance(x, Tensor) and x.grad_fn is not None
+        }
+        agent = copy.deepcopy(self.agent, results).cpu().eval()
         record = self._periodic_evaluation.evaluate(agent, self.env_steps)
         if self._best_return is None or record["evaluation/return"] > self._best_return:
             try:
@@ -349,8 +349,10 @@ class Run(AbstractContextManager["Run"]):
         trained = {name: weights[name] for name, _ in self.agent.named_parameters()}
         if not all(tensor.isfinite().all() for tensor in trained.values()):
             raise make_diverged_error(["the agent's weights"])
-        # Not buffers: batch normalization of a network of the user has its own on each process.
-        self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(trained)})
+        # Other buffers, as of a user's batch normalization, differ between processes.
+        statistics = ("reader.", "value_normalizer.")
+        equal = trained | {name: x for name, x in weights.items() if name.startswith(statistics)}
+        self.world.check_same("their weights", lambda: {"SHA-256": hash_tensors(equal)})
         if not self.world.is_first:  # the rest of the learner is equal in all
             state = state | {"learner": {"generator": state["learner"]["generator"]}}
         with self.world.sync_errors("writing the metrics"):
@@ -511,7 +513,8 @@ class Run(AbstractContextManager["Run"]):
             self.metrics_log.show_message(f"warning: the last iteration is not saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
-            call = f"phasicrl resume {shlex.quote(str(self.directory))}"
+            flags = "".join(f" --import {module}" for module in self.config.modules)
+            call = f"phasicrl resume {shlex.quote(str(self.directory))}{flags}"
             objects = describe_objects(self.user)
             maker = objects.get("make_env") or objects.get("make_vector_env") or ""
             if len(objects) == 1 and re.fullmatch(r"(?!__main__)[\w.]+:[\w.]+", maker):
@@ -519,8 +522,6 @@ class Run(AbstractContextManager["Run"]):
             elif objects:
                 given = ", ".join(f"{name}=…" for name in objects)
                 call = f"phasicrl.resume({str(self.directory)!r}, {given})"
-            else:
-                call += "".join(f" --import {module}" for module in self.config.modules)
             hint = f"`{call}` continues from its last checkpoint, {saved[-1].name}"
         text = f"{self.directory} was stopped after {self.env_steps:,} steps"
         self.metrics_log.show_message(f"{text}; {hint}")

@@ -69,9 +69,8 @@ def test_long_runs_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
 def test_smoothing_averages_steps_before(tmp_path: Path, window: int, mean: list[float]) -> None:
     (curve,) = read_curves(make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0]), RETURN, smooth_steps=window)
     assert curve.mean.tolist() == mean
-    (curve,) = read_curves(
-        make_runs(tmp_path / "spike", [0.5, 1e20, *[0.5] * 5]), RETURN, smooth_steps=200
-    )
+    runs = make_runs(tmp_path / "spike", [0.5, 1e20, *[0.5] * 5])
+    (curve,) = read_curves(runs, RETURN, smooth_steps=200)
     assert curve.mean.tolist()[3:] == [0.5] * 4, "it leaves nothing behind the window"
 
 

@@ -155,9 +155,11 @@ def test_profiles_of_many_arms_have_distinct_colors_or_panels(
     assert [len(panel.lines) for panel in panels] == ([9] if arms == 9 else [1] * 12)
     assert len({line.get_color() for panel in panels for line in panel.lines}) == arms
     assert {panel.get_title() == "" for panel in panels} == {arms == 9}
-    compare_runs(runs[:1], output=tmp_path / "one run")  # as in arms that are all solved
-    (line,) = figures[1].axes[0].lines
-    assert {*np.asarray(line.get_ydata())} == {0, 1} and line.get_label().endswith(", 1 run")
+    one_run = make_run(tmp_path / "one run", [(1, 2.0)], name="_base")  # as in solved arms
+    compare_runs([one_run], output=tmp_path / "of one run")
+    (line,), (legend,) = figures[1].axes[0].lines, figures[1].legends
+    assert {*np.asarray(line.get_ydata())} == {0, 1}
+    assert [text.get_text() for text in legend.get_texts()] == ["_base, 1 run"]
 
 
 @pytest.mark.parametrize(

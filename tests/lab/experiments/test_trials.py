@@ -29,6 +29,7 @@ from phasicrl.lab.experiments.trials import (
     vary_seed,
 )
 from phasicrl.presets import get_preset
+from tests.corridor import Corridor
 from tests.faults.harness import wait_for
 from tests.helpers import is_there, run_here
 
@@ -140,14 +141,17 @@ def meet_fault(name: str) -> str:
     return name
 
 
-def find_env(name: str) -> str:
+def find_env(name: str) -> Any:
     """Return the entry point of an environment, as in a trial's process."""
-    return str(gym.spec(name).entry_point)
+    return gym.spec(name).entry_point
 
 
 def test_processes_know_what_the_user_has_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gym.registry, "Mine-v0", EnvSpec("Mine-v0", entry_point="mine:Env"))
-    assert dict(run_in_processes(["Mine-v0"], find_env)) == {"Mine-v0": "mine:Env"}
+    makers = {"Named-v0": "mine:Env", "Given-v0": Corridor, "Other-v0": lambda: Corridor()}
+    for name, maker in makers.items():
+        monkeypatch.setitem(gym.registry, name, EnvSpec(name, entry_point=maker))
+    found = dict(run_in_processes(["Named-v0", "Given-v0"], find_env, jobs=2))
+    assert found == {name: makers[name] for name in ("Named-v0", "Given-v0")}
 
 
 @pytest.mark.long

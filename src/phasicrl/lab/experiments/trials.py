@@ -17,8 +17,10 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -180,8 +182,11 @@ def run_in_processes(
     spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
     running: dict[Any, tuple[Item, Any]] = {}
     # What the user has imported, as by --import, may have registered environments.
-    specs = gym.registry.items()
-    registered = {name: spec for name, spec in specs if isinstance(spec.entry_point, str)}
+    registered: dict[str, Any] = {}
+    for name, spec in gym.registry.items():
+        with suppress(Exception):  # functions within functions cannot be sent
+            ForkingPickler.dumps(spec)
+            registered[name] = spec
     # Raised by the loop, since an exception inside a destructor would be lost.
     pending_interrupts: list[BaseException] = []
     with SignalHandler(lambda error: pending_interrupts.append(error) is None) as signals:

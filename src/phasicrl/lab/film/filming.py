@@ -265,7 +265,7 @@ def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.nd
         nonlocal stream
         large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
-            temporary.open("ab").close()  # unlike ffmpeg's, its errors name the file
+            temporary.open("ab").close()  # ffmpeg's errors do not say what failed
             stream = imageio_ffmpeg.write_frames(
                 str(temporary), large.shape[1::-1], fps=fps, macro_block_size=2,
                 output_params=["-movflags", "+faststart", "-f", "mp4"],
@@ -282,6 +282,6 @@ def _open_film(path: Path, *, fps: float, size: int) -> Iterator[Callable[[np.nd
         # Ask ffmpeg for its first frames: imageio does not see that it has failed.
         words = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-i", str(temporary), "-c", "copy"]
         words += ["-t", "0.1", "-f", "null", "-"]
-        given: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
-        if subprocess.run(words, **given).returncode:
+        end = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if end.returncode:
             raise OSError(f"{path} is incomplete; the disk may be full")
