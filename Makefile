@@ -91,7 +91,7 @@ setup: $(READY)  ## Only make .venv and install
 
 clean:  ## Remove .venv, build products and caches; runs/ stays
 	rm -rf $(VENV) build dist site .hypothesis .pytest_cache .ruff_cache .import_linter_cache
-	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 18

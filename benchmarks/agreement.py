@@ -126,7 +126,8 @@ def largest(ours: Arrays, theirs: Arrays, measure: Any = relative) -> dict[str, 
     found: dict[str, float] = {}
     for name, value in theirs.items():
         quantity = name.split("|")[1]
-        found[quantity] = max(found.get(quantity, 0.0), measure(ours[name], value))
+        # NumPy's maximum, as that of Python loses a NaN.
+        found[quantity] = float(np.maximum(found.get(quantity, 0.0), measure(ours[name], value)))
     return found
 
 

@@ -3,7 +3,7 @@
 usage: python benchmarks/before_after.py OUT.csv --before OLDER/.venv/bin/phasicrl [--rounds 5]
 
 Each round trains with both, in alternating order. A row has the environment steps per second of one
-run after its first iteration; medians and ratios are printed. Nothing else may run.
+run after its second iteration; medians and ratios are printed. Nothing else may run.
 """
 
 import csv

@@ -82,7 +82,7 @@ def steps(cleanrl: Path | None, results: Path, *, toy: bool) -> list[tuple[str, 
         *bench,
         *(compare(f"{kind}-{end}") for kind in simulated),
         (trace, 60.0, words + shorter),
-        ("train/starpilot/done", 0.0, ""),
+        ("train/starpilot/done", 90.0, ""),  # at least a phase
     ]
 
 
@@ -118,8 +118,8 @@ def train_until(deadline: float, game: str, folder: Path, *, toy: bool) -> bool:
         longest = max(after - before for before, after in itertools.pairwise(ends))
         return "stop" if ends[-1] + 1.15 * longest > deadline else None
 
-    runs = [path.parent for path in folder.glob("*/config.json")]
-    if any(RunDirectory(run).checkpoints for run in runs):
+    found = [RunDirectory(path.parent) for path in folder.glob("*/config.json")]
+    if runs := [run.path for run in found if run.checkpoints]:
         run = resume(runs[0], callbacks=stop_after_phase)
     else:
         words = f"procgen-ppg --env.id {game} --output-dir {folder} --log.console off"

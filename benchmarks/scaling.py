@@ -48,7 +48,7 @@ COLUMNS = (
 def measure(name: str, output: Path) -> None:
     """Train a few iterations, as one of the processes; the first writes the medians over them."""
     warm_up = 2 if name == "procgen-ppg" else 1  # of PPG a phase
-    threads = 1 if "RANK" in os.environ else num_cores()
+    threads = max(num_cores() // 2, 1) if "RANK" in os.environ else num_cores()
     seconds, exchanges, spent = [], [], [0.0]
     exchange = World._run_collective
     found: dict[str, Any] = {"threads": threads}
@@ -107,12 +107,10 @@ def measure_apart(name: str, processes: int) -> dict[str, Any]:
 
 
 def main(output: Path, /, presets: tuple[str, ...] = tuple(RUNS), rounds: int = 5) -> None:
-    """Measure in turns, and append a row for each."""
-    is_new = not output.exists()
-    with output.open("a", newline="") as file:
+    """Measure in turns, and write a row for each."""
+    with output.open("w", newline="") as file:
         table: Any = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
-            table.writeheader()
+        table.writeheader()
         for number in range(1, rounds + 1):
             for name in presets:
                 for processes in (1, 2) if number % 2 else (2, 1):

@@ -166,7 +166,7 @@ def measure(trial: trials.Trial, *, rsl_rl: str | None) -> list[trials.Row]:
     if arm == "rsl_rl":
         call = f"train_rsl_rl({task!r}, {config.seed}, {config.num_iterations})"
         code = f"import time_limits as t, json; print(json.dumps(t.{call}))"
-        command = [str(rsl_rl), "-c", code]
+        command = [str(Path(str(rsl_rl)).absolute()), "-c", code]
         out = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, check=True)
         values = json.loads(out.stdout.splitlines()[-1])
     else:

@@ -29,7 +29,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config.stash[REPORTS] = [report for report in failed if report.nodeid in passed]
     stats["flaky"] = config.stash[REPORTS]
     stats["failed"] = [report for report in failed if report.nodeid not in passed]
-    if passed and not stats["failed"]:
+    is_whole = session.exitstatus == pytest.ExitCode.TESTS_FAILED and not session.shouldfail
+    if passed and not stats["failed"] and is_whole:
         session.exitstatus = pytest.ExitCode.OK
 
 

@@ -59,9 +59,12 @@ def fetch(requirements: Sequence[str], folder: Path, *, python: str) -> None:
 
 
 def make_wheel(requirement: str, folder: Path) -> None:
-    """Make a wheel from a source: of a package, or in a folder."""
+    """Make a wheel from a source, of a package or in a folder, that any Python can use."""
+    before = {*folder.glob("*.whl")}
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", f"--wheel-dir={folder}"]
     subprocess.run([*pip, requirement], check=True)
+    if native := [x.name for x in {*folder.glob("*.whl")} - before if "-none-any" not in x.name]:
+        raise ValueError(f"{requirement} is {native}; expected a wheel for any Python. Try again")
 
 
 def is_wanted(name: str, families: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@
 set -euo pipefail
 
 [ "$(id -u)" = 0 ] || { echo "SLURM's daemons need root: sudo tools/slurm.sh" >&2; exit 1; }
-command -v slurmctld slurmd munged >/dev/null || {
+[ "$(command -v slurmctld slurmd munged sinfo | wc -l)" = 4 ] || {
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurmctld slurmd slurm-client munge >/dev/null
 }
