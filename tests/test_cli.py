@@ -185,9 +185,7 @@ def test_a_users_mistake_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tilde_is_the_home_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = parse_config(["classic-ppo", *SMALL, "--output-dir=~/runs", "--log.console", "off"])
     run = train(config)

@@ -143,11 +143,10 @@ def make_agent(
 
 
 def make_collector(
-    envs: Scripted | None = None, agent: Agent | None = None, *, bootstrap: bool = True,
-    seed: int = 3,
-) -> Collector:  # fmt: skip
+    envs: Scripted | None = None, agent: Agent | None = None, *, bootstrap: bool = True
+) -> Collector:
     collector = Collector(
-        envs or Scripted(), agent or make_agent(), generator=Generator().manual_seed(seed),
+        envs or Scripted(), agent or make_agent(), generator=Generator().manual_seed(3),
         executor=Executor(Plan()), bootstrap_truncation=bootstrap,
     )  # fmt: skip
     collector.reset()

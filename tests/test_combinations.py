@@ -10,14 +10,14 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.phases import auxiliary_phase, compute_dist_params, compute_targets
+from phasicrl.phases import auxiliary_phase, compute_dist_params
 from phasicrl.presets import get_preset
 from phasicrl.rollout import Samples
-from phasicrl.training.build import start_run
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.run import Run
 from tests.corridor import corridor
 from tests.helpers import Levers, mark_long, tiny, tiny_aux
+from tests.test_phases import filled
 
 FLAGS = ("memory", "mask", "ppg", "discrete")
 COMBINATIONS = [
@@ -91,29 +91,26 @@ def slow_losses(run: Run, old_dist_params: torch.Tensor) -> list[float]:
 @torch.no_grad()
 def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_path: Path) -> None:
     config = config_of(tmp_path, True, True)
-    with start_run(config, make_env=partial(Levers, discrete=False, masked=True)) as run:
-        while not run.buffer.is_full:
-            rollout = run.collect(run.buffer.next_rollout())
-            compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
-        assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
-        segments = run.buffer.as_segments()
-        assert isinstance(segments, Samples)
-        old = compute_dist_params(run.agent, segments, executor=run.executor)
-        generator = torch.Generator().manual_seed(0)
-        for parameter in run.agent.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-        expected = slow_losses(run, old)
-        # One minibatch of everything at rate zero: its losses are those of the whole phase. The
-        # policy before it is put back for the KL.
-        aux = replace(tiny_aux(), epochs=1, num_minibatches=1, iterations_per_epoch=1, every=1)
-        run.learner.config = replace(config, aux=aux)
-        with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("phasicrl.phases.compute_dist_params", lambda *_, **__: old)
-            patch.setattr("phasicrl.optimize.eager_adam_step_", lambda *_, **__: None)
-            record = auxiliary_phase(run.learner, run.buffer)
-        names = ("losses/aux/kl_loss", "losses/aux/aux_value_loss", "losses/aux/real_value_loss")
-        assert [record[name] for name in names] == pytest.approx(expected, rel=1e-4)
-        assert expected[0] > 1e-3
+    run = filled(config, partial(Levers, discrete=False, masked=True))
+    assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
+    segments = run.buffer.as_segments()
+    assert isinstance(segments, Samples)
+    old = compute_dist_params(run.agent, segments, executor=run.executor)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in run.agent.parameters():
+        parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    expected = slow_losses(run, old)
+    # One minibatch of everything at rate zero: its losses are those of the whole phase. The policy
+    # before it is put back for the KL.
+    aux = replace(tiny_aux(), epochs=1, num_minibatches=1, iterations_per_epoch=1, every=1)
+    run.learner.config = replace(config, aux=aux)
+    with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("phasicrl.phases.compute_dist_params", lambda *_, **__: old)
+        patch.setattr("phasicrl.optimize.eager_adam_step_", lambda *_, **__: None)
+        record = auxiliary_phase(run.learner, run.buffer)
+    names = ("losses/aux/kl_loss", "losses/aux/aux_value_loss", "losses/aux/real_value_loss")
+    assert [record[name] for name in names] == pytest.approx(expected, rel=1e-4)
+    assert expected[0] > 1e-3
 
 
 def test_masks_can_be_ignored(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_new_episodes_begin_without_the_reward_of_old_ones() -> None:
     """The second of three processes could not restore its environment."""
     episodes, restored = EpisodeStatistics(3), EpisodeStatistics(3)
     ended = torch.tensor([[False] * 3])
-    episodes.add_steps({"reward": torch.full((1, 3), 5.0), "terminated": ended, "ended": ended})
+    reward = torch.tensor([[5.0, math.inf, 5.0]])
+    episodes.add_steps({"reward": reward, "terminated": ended, "ended": ended})
     restored.load_state_dict(episodes.state_dict(), same_episodes=[True, False, True])
     restored.add_steps({"reward": torch.full((1, 3), 7.0), "terminated": ~ended, "ended": ~ended})
     assert [each.total_reward for each in restored.finished] == [12.0, 7.0, 12.0]

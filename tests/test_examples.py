@@ -16,7 +16,7 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.training.build import restore_run, start_run
-from tests.helpers import OBS_NORM, VALUE_NORM, corridor, stop_at, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, assert_same, corridor, stop_at, tiny, tiny_aux
 
 FOLDER = Path(__file__).parents[1] / "examples"
 LEAST = {
@@ -130,7 +130,5 @@ def test_a_custom_loop_does_what_train_does_to_the_bit(tmp_path: Path, aux: bool
     ours, theirs = run.agent.state_dict(), by_train.agent.state_dict()
     # With a phase left out at the end, the last rollout is not counted yet.
     assert ours["reader.normalizer.moments.count"] == (96 if aux else 128)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    assert_same(ours, theirs)
     assert (run.directory / "agent.safetensors").is_file()

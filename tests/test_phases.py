@@ -39,9 +39,9 @@ def changed(run: Run, before: dict[str, Tensor]) -> set[str]:
     return {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
 
 
-def filled(config: Config) -> Run:
+def filled(config: Config, make_env: Any = corridor) -> Run:
     """Start a run whose buffer holds a phase of rollouts with targets, before any training."""
-    run = open_run(config)
+    run = open_run(config, make_env)
     while not run.buffer.is_full:
         rollout = run.collect(run.buffer.next_rollout())
         compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
@@ -68,13 +68,10 @@ def loss_of(
     return loss(samples, torch.tensor(kl_coef), *run.learner.policy_loss_coefficients()[1:])[0]
 
 
-def stages(run: Run, samples: PolicySamples | None = None) -> list[str]:
-    """Return the stages of a policy phase on a new rollout, or on samples of the first one."""
+def stages(run: Run) -> list[str]:
+    """Return the stages of a policy phase on a new rollout."""
     seen: list[str] = []
-    if samples is not None:
-        learn_from(run, samples, on_stage=seen.append)
-    else:
-        policy_phase(run.learner, run.collect(run.buffer.next_rollout()), on_stage=seen.append)
+    policy_phase(run.learner, run.collect(run.buffer.next_rollout()), on_stage=seen.append)
     return seen
 
 
@@ -515,31 +512,28 @@ def test_deviations_that_depend_on_the_state_are_cloned_in_the_auxiliary_phase(
     tmp_path: Path,
 ) -> None:
     config = tiny(tmp_path, aux=tiny_aux(), action=ActionConfig(std="softplus", max_std=1.0 + 1e-3))
-    with start_run(config, make_env=partial(Levers, discrete=False)) as run:
-        while not run.buffer.is_full:
-            rollout = run.collect(run.buffer.next_rollout())
-            compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
-        head, linear = run.agent.policy_head, run.agent.policy_head.linear
-        old = compute_dist_params(run.agent, run.buffer.as_segments(), executor=run.executor)
-        samples = run.buffer.auxiliary_samples(old).as_transitions()
-        with torch.no_grad():  # the mean, and the raw deviation: below the bound, or not
-            linear.bias[-2:] += torch.tensor([0.5, -0.3])
-            linear.weight[-1] *= 40
-        loss, terms = phases.AuxiliaryLoss(run.agent, config.aux)(samples)
-        new = run.agent(samples.obs, samples.first, samples.state).policy.dist_params
-        pair = [head.split_log_probs_means_stds(each) for each in (samples.old_dist_params, new)]
-        logits, means, stds = zip(*pair, strict=True)
-        normals = [Normal(mean, std) for mean, std in zip(means, stds, strict=True)]
-        choices = [Categorical(logits=each) for each in logits]
-        kl = kl_divergence(*choices) + kl_divergence(*normals).squeeze(-1)
-        torch.testing.assert_close(terms["losses/aux/kl_loss"], kl.mean())
-        at_bound = stds[1] == config.action.max_std
-        assert at_bound.any() and not at_bound.all()
-        (gradient,) = torch.autograd.grad(kl[at_bound.squeeze(-1)].sum(), linear.bias,
-                                          retain_graph=True)  # fmt: skip
-        assert gradient[-2:].all()  # beyond the bound, too
-        loss.backward()
-        assert linear.bias.grad is not None and linear.bias.grad[-1]
+    run = filled(config, partial(Levers, discrete=False))
+    head, linear = run.agent.policy_head, run.agent.policy_head.linear
+    old = compute_dist_params(run.agent, run.buffer.as_segments(), executor=run.executor)
+    samples = run.buffer.auxiliary_samples(old).as_transitions()
+    with torch.no_grad():  # the mean, and the raw deviation: below the bound, or not
+        linear.bias[-2:] += torch.tensor([0.5, -0.3])
+        linear.weight[-1] *= 40
+    loss, terms = phases.AuxiliaryLoss(run.agent, config.aux)(samples)
+    new = run.agent(samples.obs, samples.first, samples.state).policy.dist_params
+    pair = [head.split_log_probs_means_stds(each) for each in (samples.old_dist_params, new)]
+    logits, means, stds = zip(*pair, strict=True)
+    normals = [Normal(mean, std) for mean, std in zip(means, stds, strict=True)]
+    choices = [Categorical(logits=each) for each in logits]
+    kl = kl_divergence(*choices) + kl_divergence(*normals).squeeze(-1)
+    torch.testing.assert_close(terms["losses/aux/kl_loss"], kl.mean())
+    at_bound = stds[1] == config.action.max_std
+    assert at_bound.any() and not at_bound.all()
+    (gradient,) = torch.autograd.grad(kl[at_bound.squeeze(-1)].sum(), linear.bias,
+                                      retain_graph=True)  # fmt: skip
+    assert gradient[-2:].all()  # beyond the bound, too
+    loss.backward()
+    assert linear.bias.grad is not None and linear.bias.grad[-1]
 
 
 def test_each_segment_is_visited_once_an_auxiliary_epoch(tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ def test_an_arrow_needs_all_seeds_apart_and_enough_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three seeds against three are apart by chance once in ten times, against five once in 28."""
-    monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
     arms = {"base": (1, 2, 3, 3, 3), "above": (4, 5, 5), "touches": (3, 9, 9), "below": (-2, 0, 0),
             "lower": (-3, -4, -5)}  # fmt: skip
     rows = [f"hopper,{arm},300,{seed},{x},{x},{x}"

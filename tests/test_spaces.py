@@ -79,7 +79,7 @@ def start_of(leaf: Any) -> np.ndarray:
     return np.asarray(getattr(leaf, "start", 0))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(OBSERVATIONS, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2**31))
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 def test_observations_come_back(space: gym.Space[Any], num: int, before: int, seed: int) -> None:
@@ -190,7 +190,7 @@ def test_components_of_several_choices_have_their_own_limits() -> None:
     assert fault is not None and fault[0] == 1 and "[[2 5]\n [2 0]]" in fault[1]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(space=ACTIONS, num=st.integers(1, 3))
 def test_actions_arrive_as_their_space_has_them(space: gym.Space[Any], num: int) -> None:
     space.seed(num)

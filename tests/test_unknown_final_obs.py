@@ -22,7 +22,7 @@ from phasicrl.training.build import start_run
 from tests import test_collect
 from tests.envs.counting import PlainCounting
 from tests.envs.simulators import TensorEnvs
-from tests.helpers import OFF, corridor, mark_long, rows_of, tiny, tiny_aux
+from tests.helpers import OFF, assert_same, corridor, mark_long, rows_of, tiny, tiny_aux
 from tests.test_collect import B, K, T, make_agent, make_collector
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -185,8 +185,7 @@ def test_what_is_unknown_moves_no_weight_with_an_averaged_policy(
             (config, 1e6),
         )
     )
-    for name, weights in trained[0].items():
-        assert torch.equal(weights, trained[1][name]), name
+    assert_same(*trained)
     assert any(not torch.equal(weights, start[name]) for name, weights in trained[0].items())
 
 

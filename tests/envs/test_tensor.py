@@ -203,18 +203,34 @@ def test_masks_begin_with_the_first_reset_and_have_their_name(key: str) -> None:
 
 
 def test_neither_side_changes_the_other_sides_random_numbers() -> None:
-    drawn: list[list[Tensor]] = []
+    drawn: list[Tensor] = []
     for others in range(2):
-        torch.manual_seed(5)
+        trainer = torch.manual_seed(5).clone_state()
         envs = make(TensorEnvs(counting.Counting, 2, "raw"))
         envs.reset()
         for _ in range(4):
             torch.rand(others)  # the trainer's own
+            torch.rand(others, generator=trainer)
             envs.step(torch.zeros(2, dtype=torch.int64))
-        state = torch.get_rng_state()
-        assert torch.equal(state, torch.manual_seed(5).get_state() if not others else state)
-        drawn.append([envs._rng_state["cpu"]])  # type: ignore[attr-defined]
-    assert torch.equal(drawn[0][0], drawn[1][0])
+        assert torch.equal(torch.get_rng_state(), trainer.get_state())
+        drawn.append(envs._rng_state["cpu"])  # type: ignore[attr-defined]
+    assert torch.equal(*drawn)
+
+
+def test_a_simulator_draws_other_numbers_when_it_is_made_than_in_its_first_reset() -> None:
+    drawn: list[Tensor] = []
+
+    class Drawing(TensorEnvs):
+        def __init__(self) -> None:
+            super().__init__(counting.Counting, 2, "raw")
+            drawn.append(torch.rand(4))
+
+        def reset(self, **given: Any) -> Any:
+            drawn.append(torch.rand(4))
+            return super().reset(**given)
+
+    make_envs(EnvConfig(id="a", num_envs=2), seed=1, make_vector_env=lambda _: Drawing())
+    assert len(drawn) == 2 and not torch.isclose(drawn[0], drawn[1]).any()
 
 
 def make_restored(num_envs: int) -> TensorEnvs:

@@ -15,10 +15,10 @@ import torch
 from phasicrl.config import EnvConfig
 from phasicrl.envs.envpool import PROCGEN, PROCGEN_GAMES, get_family_by_task, list_difficulties
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.protocol import TimeStep, VectorEnv
-from phasicrl.spaces import ActionLayout, get_nvec
+from phasicrl.envs.protocol import TimeStep
+from tests.envs.acting import draw_action
 from tests.faults.conftest import Fault
-from tests.helpers import mark_long, skip_without_envpool
+from tests.helpers import assert_same, mark_long, skip_without_envpool
 
 skip_without_envpool()
 BEFORE, AFTER = 250, 300
@@ -40,25 +40,10 @@ def tasks(family: str) -> list[EnvConfig]:
     return [EnvConfig(id=f"envpool:{name}", num_envs=3) for name in names]
 
 
-def draw(envs: VectorEnv, generator: np.random.Generator) -> torch.Tensor:
-    """Draw random actions `[B]` or `[B, K]`."""
-    layout, widths = ActionLayout(envs.action_space), get_nvec(envs.action_space)
-    shape = (envs.num_envs, *layout.shape)
-    if widths:
-        return torch.from_numpy(generator.integers(min(widths), size=shape))
-    return torch.from_numpy(generator.uniform(-1, 1, shape).astype(np.float32))
-
-
-def assert_same(one: TimeStep, other: TimeStep) -> None:
-    ended = one.terminated | one.truncated
-    for name in ("obs", "reward", "terminated", "truncated"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-    assert (one.final_obs is None) == (other.final_obs is None)
-    if one.final_obs is not None and other.final_obs is not None:
-        assert torch.equal(one.final_obs[ended], other.final_obs[ended])
-    assert one.info.keys() == other.info.keys()
-    for name, values in one.info.items():
-        assert torch.equal(values, other.info[name]), name
+def seen(step: TimeStep) -> tuple[Any, ...]:
+    """Return all of a step that counts: of final observations, those of ends."""
+    ends = None if step.final_obs is None else step.final_obs[step.terminated | step.truncated]
+    return step.obs, step.reward, step.terminated, step.truncated, ends, step.info
 
 
 @pytest.mark.parametrize("family", mark_long(
@@ -76,11 +61,11 @@ def test_brought_back_environments_go_on_alike(family: str, fault: Fault, is_ful
         assert envs.restore_method == "replay"
         envs.reset()
         for _ in range(BEFORE + index):
-            obs = envs.step(draw(envs, generator)).obs
+            obs = envs.step(draw_action(envs, generator)).obs
         assert torch.equal(twin.load_state_dict(copy.deepcopy(envs.state_dict()) or {}), obs)
         for _ in range(AFTER):
-            action = draw(envs, generator)
-            assert_same(envs.step(action), twin.step(action))
+            action = draw_action(envs, generator)
+            assert_same(seen(envs.step(action)), seen(twin.step(action)))
         envs.close()
         twin.close()
 

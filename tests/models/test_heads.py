@@ -166,7 +166,7 @@ def test_weights_are_saved_under_names_that_last_and_nothing_else_is() -> None:
 # Products of independent components
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 1000), st.booleans())
 def test_a_joint_policy_is_one_over_combinations(nvec: list[int], seed: int, masked: bool) -> None:
     space = gym.spaces.MultiDiscrete(nvec)
@@ -297,7 +297,7 @@ def test_only_continuous_components_are_squashed() -> None:
     assert action[0, 1] == 9  # the stored action stays as it is
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.lists(st.integers(-99_999, 99_999), min_size=2, max_size=2, unique=True),
     st.sampled_from(["clip", "tanh"]),

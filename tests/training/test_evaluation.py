@@ -39,10 +39,8 @@ def evaluated(tmp_path: Path, **changes: Any) -> Config:
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) -> None:
-    changes = {"model.memory": memory, "ppo.minibatch_by": "segments"}
-    changes |= {"model.memory_size": 8} if memory == "lstm" else {}
+    changes = {"model.memory": memory, "model.memory_size": 8, "aux": tiny_aux()}
     config = evaluated(tmp_path / "with", **changes)
-    config = replace(config, aux=tiny_aux(every=2, minibatch_by="segments"))
     off = {"evaluation.every_iterations": None, "evaluation.episodes": 20}
     plain = config.with_updates(off | {"output_dir": str(tmp_path / "without")})
     run, other = train(config, make_env=Corridor), train(plain, make_env=Corridor)

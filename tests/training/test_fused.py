@@ -21,7 +21,7 @@ from phasicrl.execution.plan import Plan
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.training.fused import FusedCollector
-from tests.helpers import mark_long
+from tests.helpers import assert_same, mark_long
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TensorCartPole, TensorPendulum, TensorRecall = (
@@ -156,8 +156,7 @@ def test_columns_are_known_by_their_names() -> None:
         collect(kind, TensorRecall, "gru", "detached", False)[0]
         for kind in (FusedCollector, Backwards)
     )
-    for name, values in one.items():
-        assert torch.equal(values, other[name]), name
+    assert_same(one, other)
 
 
 @pytest.mark.parametrize("every", [1, 16])  # as on a GPU, which checks several steps at once

@@ -833,3 +833,17 @@ def test_the_clock_of_a_resumed_run_starts_where_it_was(tmp_path: Path) -> None:
 
     run = train(tiny(tmp_path), make_env=corridor, callbacks=stop_late)
     assert resume(run.directory, make_env=corridor).seconds > 1000
+
+
+class Curious(Corridor):
+    """Environment that computes gradients of a network in its steps."""
+
+    def step(self, action: Any) -> Any:
+        weight = torch.ones(2, requires_grad=True)
+        (torch.from_numpy(self._obs()) @ weight).backward()
+        assert weight.grad is not None
+        return super().step(action)
+
+
+def test_environments_may_train_networks_of_their_own(tmp_path: Path) -> None:
+    assert train(tiny(tmp_path), make_env=Curious).env_steps == 128

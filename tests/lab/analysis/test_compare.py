@@ -99,24 +99,20 @@ def test_units_of_procgen(tmp_path: Path) -> None:
             compare_runs(others, units=units)  # type: ignore[arg-type]
 
 
-def points(*pairs: tuple[int, float]) -> list[tuple[int, float]]:
-    return list(pairs)
-
-
 PEAK = [(step, 100.0 if step == 4440 else 0.0) for step in range(0, 50_000, 10)]
 
 
 @pytest.mark.parametrize(("curves", "target", "reached", "median"), [
     # A seed's own rows count: not another's late start, not lines between rows, not thinning.
     (
-        [points((5000, 90), (30_000, 90)), points((21_000, 90), (30_000, 90)),
-         points((8000, 80), (12_000, 100), (30_000, 100))],
+        [[(5000, 90), (30_000, 90)], [(21_000, 90), (30_000, 90)],
+         [(8000, 80), (12_000, 100), (30_000, 100)]],
         90, (5000, 21_000, 12_000), 12_000,
     ),
     ([PEAK], 90, (4440,), 4440),
     # Not what comes after the shortest run has ended.
-    ([points((100, 1), (200, 1)), points((100, 1), (200, 1), (220, 9))], 9, (inf, inf), inf),
-    ([points((100, 1), (200, 9)), points((100, 1), (200, 1))], 9, (200, inf), inf),
+    ([[(100, 1), (200, 1)], [(100, 1), (200, 1), (220, 9)]], 9, (inf, inf), inf),
+    ([[(100, 1), (200, 9)], [(100, 1), (200, 1)]], 9, (200, inf), inf),
 ])  # fmt: skip
 def test_when_each_run_reaches_a_target(
     tmp_path: Path, curves: list[Any], target: float, reached: tuple[float, ...], median: float

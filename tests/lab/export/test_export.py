@@ -28,8 +28,7 @@ MakeEnv = Callable[[], gym.Env[Any, Any]]
 
 
 def masked_with_memory(directory: Path) -> Config:
-    config = tiny(directory, aux=tiny_aux(), model=replace(MLP, memory="lstm", memory_size=8))
-    return replace(config, ppo=replace(config.ppo, minibatch_by="segments"))
+    return tiny(directory, aux=tiny_aux(), model=replace(MLP, memory="lstm", memory_size=8))
 
 
 def gaussian(directory: Path) -> Config:
@@ -45,11 +44,8 @@ def of_all_kinds(directory: Path) -> Config:
         MLP, encoder="impala", image_layout="channels_last", channels=(4,), memory="gru",
         memory_size=4,
     )  # fmt: skip
-    config = tiny(
-        directory, model=model, obs_norm=OBS_NORM,
-        action=ActionConfig(squash="tanh", std="softplus", max_std=1.1),
-    )  # fmt: skip
-    return replace(config, ppo=replace(config.ppo, minibatch_by="segments"))
+    action = ActionConfig(squash="tanh", std="softplus", max_std=1.1)
+    return tiny(directory, model=model, obs_norm=OBS_NORM, action=action)
 
 
 def images(directory: Path) -> Config:

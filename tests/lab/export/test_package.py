@@ -1,5 +1,6 @@
 """Packages of trained agents as run directories, their checks, and the hub's client."""
 
+import inspect
 import json
 import shutil
 from dataclasses import replace
@@ -8,7 +9,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, EvaluationConfig, LogConfig
@@ -26,7 +26,7 @@ from phasicrl.runs.checkpoint import hash_file
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.acting import load
 from phasicrl.training.evaluate import Evaluation, evaluate
-from tests.helpers import corridor, rows_of, stop_at, tiny
+from tests.helpers import assert_same, corridor, rows_of, stop_at, tiny
 from tests.lab.analysis.runs import make_run
 
 
@@ -99,8 +99,7 @@ def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -
     (tmp_path / "best").rename(run / "best.safetensors")
     packed = RunDirectory(made.path)
     assert packed.card["env_steps"] == files.weights_env_steps("best")
-    for name, tensor in files.load_weights("best").items():
-        assert torch.equal(packed.load_weights()[name], tensor)
+    assert_same(packed.load_weights(), files.load_weights("best"))
 
 
 def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None:
@@ -242,15 +241,9 @@ def test_a_package_that_is_cut_off_leaves_nothing(
 
 def test_the_calls_are_those_of_the_client_that_is_installed() -> None:
     """The stand-in above has the signatures of the real client."""
-    import inspect
-
-    for name, real in (
-        ("create_repo", huggingface_hub.create_repo),
-        ("upload_folder", huggingface_hub.upload_folder),
-        ("snapshot_download", huggingface_hub.snapshot_download),
-    ):
-        ours = set(inspect.signature(getattr(Hub, name)).parameters) - {"self", "repository"}
-        assert ours <= set(inspect.signature(real).parameters), name
+    for name in ("create_repo", "upload_folder", "snapshot_download"):
+        ours, real = (inspect.signature(getattr(of, name)) for of in (Hub, huggingface_hub))
+        assert ours.parameters.keys() - {"self", "repository"} <= real.parameters.keys(), name
 
 
 def test_the_commands_of_a_page_name_what_they_need(run: Path) -> None:

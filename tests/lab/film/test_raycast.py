@@ -79,7 +79,7 @@ def test_planes_are_checkered_by_the_meter_below_an_even_sky() -> None:
     image = drawn(shape="plane", size="50 50 1", pos="0 0 -1", color='rgba="1 1 1 1"')
     away = 25
     row = image[50 + away, :, 0].astype(float)
-    x = (np.arange(101) - 50) / away * (50 / 50.5) * 50.5 / 50
+    x = (np.arange(101) - 50) / away
     light = np.floor(x) % 2 == (0 if row[x > 0.3][0] > row[x < -0.3][-1] else 1)
     middle = np.abs(x - np.round(x)) > 0.1
     assert row[light & middle].min() > row[~light & middle].max(), "squares of 1 m alternate"
