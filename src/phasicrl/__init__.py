@@ -47,7 +47,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a public name from its module (PEP 562)."""
     if name not in _MODULES:
-        raise AttributeError(
-            f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}"
-        )
+        known = ", ".join(__all__)
+        raise AttributeError(f"module 'phasicrl' has no attribute {name!r}; public names: {known}")
     return getattr(import_module(f"phasicrl.{_MODULES[name]}"), name)

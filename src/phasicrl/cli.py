@@ -7,7 +7,6 @@ that they need, so that `phasicrl --help` is fast.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -18,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -409,11 +408,11 @@ def _print_options(command: str, options_type: type, base: Config) -> None:
     """Print the options of a command and the common options of a run."""
     print(f"usage: phasicrl {command} PRESET|--from RUN [OPTIONS]\n\noptions:")
     print(f"  {_ENV_HELP}\n" * (command == "train"), end="")
-    command_options = {field.name: field.default for field in dataclasses.fields(options_type)}
+    command_options = {field.name: field.default for field in fields(options_type)}
     values = base.values() | {"env.options": base.env.options} | command_options
     texts = {**get_option_docs(Config), **get_option_docs(options_type)}
-    for part in dataclasses.fields(Config):
-        if dataclasses.is_dataclass(group := getattr(base, part.name)):
+    for part in fields(Config):
+        if is_dataclass(group := getattr(base, part.name)):
             texts |= {f"{part.name}.{x}": text for x, text in get_option_docs(type(group)).items()}
     for path in (*command_options, *SHORT_HELP_OPTIONS.split()):
         option = f"--{path.replace('_', '-')} {format_value(values[path])}"

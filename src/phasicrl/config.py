@@ -7,18 +7,16 @@ marks an option that no paper or reference code has.
 """
 
 import ast
-import dataclasses
 import functools
 import inspect
 import json
 import math
 import re
 import sys
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_type_hints
 
 from phasicrl import config_io
 from phasicrl.config_io import ConfigError, convert, get_types, suggest_name
@@ -60,11 +58,11 @@ _Decay = Annotated[float, "a number from 0 to below 1"]
 @functools.cache
 def _get_range_texts(group_type: type) -> dict[str, str]:
     """Return the allowed range of each number in a group, as text by option."""
-    hints = typing.get_type_hints(group_type, include_extras=True)
+    hints = get_type_hints(group_type, include_extras=True)
     return {
         name: text
         for name, hint in hints.items()
-        for member in (hint, *typing.get_args(hint))
+        for member in (hint, *get_args(hint))
         for text in getattr(member, "__metadata__", ())
     }
 
@@ -105,7 +103,7 @@ class _Group:
                 problems.append(str(error))
                 continue
             object.__setattr__(self, name, value)
-            parts = typing.cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,))
+            parts = cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,))
             if text and not all(isinstance(x, str | None) or _RANGE_CHECKS[text](x) for x in parts):
                 problems.append(f"{path} is {value}; expected {text}")
         if problems := problems or list(self._problems()):
@@ -264,10 +262,8 @@ class ActionConfig(_Group):
             yield "action.mean and action.squash are both tanh; expected at most one of them"
         is_trained, high = self.std not in ("fixed", "range"), self.max_std or math.inf
         if is_trained and not self.min_std <= self.std_value <= high:
-            yield (
-                f"action.std_value is {self.std_value}; expected a number from {self.min_std} "
-                f"(action.min_std) to {high} (action.max_std)"
-            )
+            rule = f"a number from {self.min_std} (action.min_std) to {high} (action.max_std)"
+            yield f"action.std_value is {self.std_value}; expected {rule}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,10 +397,9 @@ class PPOConfig(_Group):
         if not self.baseline and self.estimator != "monte_carlo":
             yield f"ppo.estimator is {self.estimator}; expected monte_carlo without ppo.baseline"
         if self.objective == "log_prob" and (self.clip is not None or self.policy_epochs != 1):
-            yield (
-                f"ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}; "
-                "expected none and 1 with ppo.objective log_prob. Set ppo.value_epochs to 1, too"
-            )
+            given = f"ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}"
+            rule = "none and 1 with ppo.objective log_prob. Set ppo.value_epochs to 1, too"
+            yield f"{given}; expected {rule}"
 
     @property
     def epoch_kinds(self) -> tuple[tuple[bool, bool], ...]:
@@ -469,10 +464,8 @@ class AuxConfig(_Group):
 
     def _problems(self) -> Iterator[str]:
         if (self.iterations_per_epoch or 0) > self.every:
-            yield (
-                f"aux.iterations_per_epoch is {self.iterations_per_epoch}; "
-                f"expected at most aux.every, {self.every}"
-            )
+            given = f"aux.iterations_per_epoch is {self.iterations_per_epoch}"
+            yield f"{given}; expected at most aux.every, {self.every}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -652,16 +645,12 @@ class Config(_Group):
     def _problems(self) -> Iterator[str]:
         ppo, aux, name = self.ppo, self.aux, self.name
         if not (re.fullmatch(r"[^./\\][^/\\]{0,99}", name) and name.isprintable()):
-            yield (
-                f"name is {name!r}; expected 1 to 100 printable characters without / and \\, "
-                "and no dot as the first"
-            )
+            rule = "1 to 100 printable characters without / and \\, and no dot as the first"
+            yield f"name is {name!r}; expected {rule}"
         yield from ["output_dir is empty; expected a folder, such as ."] * (not self.output_dir)
         if self.budget <= 0:
-            yield (
-                f"total_env_steps is {self.total_env_steps}; expected {self.batch_size} or more, "
-                "a whole rollout, with budget_rounding down"
-            )
+            rule = f"{self.batch_size} or more, a whole rollout, with budget_rounding down"
+            yield f"total_env_steps is {self.total_env_steps}; expected {rule}"
         groups = [("ppo", ppo, 1), ("aux", aux, aux.every)]
         for owner, group, iterations in groups if self.has_auxiliary_phase else groups[:1]:
             items, what = self.env.num_envs, "env.num_envs"
@@ -673,19 +662,16 @@ class Config(_Group):
                 items, what = items * ppo.num_steps, what + " × ppo.num_steps"
             if items % group.num_minibatches:
                 divisors = [n for n in range(1, items + 1) if items % n == 0]
-                better = sorted(divisors, key=lambda n: abs(n - group.num_minibatches))[:2]
+                nearest = sorted(divisors, key=lambda n: abs(n - group.num_minibatches))
+                better = " or ".join(map(str, nearest[:2]))
                 of = f" of each of {iterations} iterations" if iterations > 1 else ""
-                yield (
-                    f"{owner}.num_minibatches is {group.num_minibatches}; expected a divisor of "
-                    f"the {items} {unit} ({what}){of}, such as {' or '.join(map(str, better))}"
-                )
+                rule = f"a divisor of the {items} {unit} ({what}){of}, such as {better}"
+                yield f"{owner}.num_minibatches is {group.num_minibatches}; expected {rule}"
         if not ppo.baseline and self.has_auxiliary_phase:
             yield f"aux.epochs is {aux.epochs}; expected 0 without ppo.baseline"
         if ppo.advantage_norm == "minibatch" and self.batch_size == ppo.num_minibatches:
-            yield (
-                f"ppo.num_minibatches is {ppo.num_minibatches}; expected fewer, because "
-                "ppo.advantage_norm minibatch needs more than 1 sample. Or set it to batch"
-            )
+            reason = "ppo.advantage_norm minibatch needs more than 1 sample. Or set it to batch"
+            yield f"ppo.num_minibatches is {ppo.num_minibatches}; expected fewer, because {reason}"
         if (ppo.advantage_norm, ppo.advantage_std, self.batch_size) == ("batch", "unbiased", 1):
             yield "ppo.advantage_std is unbiased; expected biased for a batch of 1 step"
 
@@ -787,9 +773,8 @@ class Config(_Group):
         if not isinstance(custom, Mapping) or custom.keys() - names.keys():
             raise ValueError(f"schedule returns {custom!r}; expected a dict of {', '.join(names)}")
         if rate == "adaptive_kl" and "ppo.learning_rate" in custom:
-            raise ValueError(
-                "ppo.schedule is adaptive_kl; expected constant with a rate of schedule=…"
-            )
+            rule = "constant with a rate of schedule=…"
+            raise ValueError(f"ppo.schedule is adaptive_kl; expected {rule}")
         decays = {path: DECAY_FUNCTIONS.get(name) for path, name in names.items()}
         named = {key: values[key] * f(progress) for key, f in decays.items() if f and values[key]}
         return self.with_updates({**named, **custom}) if named or custom else self
@@ -805,12 +790,12 @@ class Config(_Group):
     def values(self) -> dict[str, Any]:
         """Return every option by its dotted path, including each of `env.options`."""
         values = {f"env.options.{key}": value for key, value in self.env.options.items()}
-        for part in dataclasses.fields(self):
+        for part in fields(self):
             value = getattr(self, part.name)
-            if not dataclasses.is_dataclass(value):
+            if not is_dataclass(value):
                 values[part.name] = value
                 continue
-            for each in dataclasses.fields(value):
+            for each in fields(value):
                 values[f"{part.name}.{each.name}"] = getattr(value, each.name)
         del values["env.options"]
         return values
@@ -823,10 +808,9 @@ class Config(_Group):
         """
         for module in self.modules:
             if module not in sys.modules:
-                raise ValueError(
-                    f"{config_name} imports the module {module}; expected one that is imported "
-                    f"already. If you trust it, import it first, or add --import {module}"
-                )
+                given = f"{config_name} imports the module {module}"
+                rule = "one that is imported already. If you trust it, import it first"
+                raise ValueError(f"{given}; expected {rule}, or add --import {module}")
 
     def to_json(self) -> str:
         """Return the configuration as indented JSON."""
@@ -861,10 +845,10 @@ def get_defaults() -> dict[str, Any]:
 def format_value(value: Any) -> str:
     """Format the value of an option as on the command line."""
     if isinstance(value, dict):
-        items = typing.cast(dict[str, Any], value).items()
+        items = cast(dict[str, Any], value).items()
         return " ".join(f"{key}={item}" for key, item in items) or "none"
     if isinstance(value, tuple):
-        return " ".join(map(str, typing.cast(tuple[Any, ...], value)))
+        return " ".join(map(str, cast(tuple[Any, ...], value)))
     return "none" if value is None else str(value)
 
 

@@ -6,12 +6,11 @@ import functools
 import json
 import os
 import types
-import typing
 import uuid
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -59,10 +58,8 @@ def check_and_pop_schema(tree: dict[str, Any]) -> None:
         ValueError: the schema number is another one, or missing.
     """
     if (schema := tree.pop("schema", "missing")) != SCHEMA:
-        raise ValueError(
-            f"schema is {schema}; expected {SCHEMA}. "
-            "Use the version of phasicrl that wrote the file, see card.json"
-        )
+        rule = f"{SCHEMA}. Use the version of phasicrl that wrote the file, see card.json"
+        raise ValueError(f"schema is {schema}; expected {rule}")
 
 
 def read_text(path: Path) -> str:
@@ -111,7 +108,7 @@ def _parse_json_object(text: str, name: str) -> dict[str, Any]:
         raise ValueError(f"{name} is damaged ({error}); expected JSON") from None
     if not isinstance(value, dict):
         raise ValueError(f"{name} is damaged; expected a JSON object")
-    return typing.cast(dict[str, Any], value)
+    return cast(dict[str, Any], value)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -219,7 +216,7 @@ def suggest_name(given: str, known: Iterable[str], labels: Mapping[str, str] | N
 @functools.cache
 def get_types(options_type: type) -> dict[str, Any]:
     """Return the type of each field of a dataclass."""
-    hints = typing.get_type_hints(options_type)
+    hints = get_type_hints(options_type)
     return {field.name: hints[field.name] for field in dataclasses.fields(options_type)}
 
 
@@ -228,13 +225,13 @@ def _from_tree(options_type: type[T], tree: Any, path: str) -> T:
     if not isinstance(tree, dict):
         raise ValueError(f"{path.rstrip('.')} is {tree!r}; expected an object")
     hints, values, problems = get_types(options_type), dict[str, Any](), list[str]()
-    for name, value in typing.cast(dict[str, Any], tree).items():
+    for name, value in cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
                 hint = suggest_name(f"{path}{name}", [f"{path}{known}" for known in hints])
                 raise ValueError(f"unknown field {path}{name}{hint}")
             if dataclasses.is_dataclass(hint := hints[name]):
-                values[name] = _from_tree(typing.cast(type[Any], hint), value, f"{path}{name}.")
+                values[name] = _from_tree(cast(type[Any], hint), value, f"{path}{name}.")
             else:
                 values[name] = convert(hint, value, f"{path}{name}")
         except ValueError as error:
@@ -250,22 +247,22 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     Raises:
         ValueError: the value has another type.
     """
-    origin, members = typing.get_origin(hint), typing.get_args(hint)
+    origin, members = get_origin(hint), get_args(hint)
     value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         if value is None and type(None) in members:
             return None
         # Use a literal that has the value, else the first type.
-        literals = [each for each in members if value in typing.get_args(each)]
+        literals = [each for each in members if value in get_args(each)]
         return convert((literals or members)[0], value, path)
     if origin is Literal:
         if value not in members:
             raise ValueError(f"{path} is {value!r}; expected {', '.join(map(str, members))}")
         return value
     if origin is Mapping and isinstance(value, dict):
-        return typing.cast(dict[str, Any], value)
+        return cast(dict[str, Any], value)
     if origin is tuple and isinstance(value, list | tuple):
-        entries = typing.cast("list[Any] | tuple[Any, ...]", value)
+        entries = cast("list[Any] | tuple[Any, ...]", value)
         if members[-1] is not ... and len(entries) != len(members):
             raise ValueError(f"{path} is {value!r}; expected a list of {len(members)}")
         return tuple(convert(members[0], entry, path) for entry in entries)

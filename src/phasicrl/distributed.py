@@ -185,10 +185,9 @@ class World:
             operation(*arguments, group=self.group)
         except RuntimeError as error:
             self._is_lost = True
-            raise RankError(
-                f"rank {self.rank} of {self.size} lost the connection to the others "
-                f"({str(error).splitlines()[0]}). torchrun reports which process failed."
-            ) from error
+            given = f"rank {self.rank} of {self.size} lost the connection to the others"
+            text = f"{given} ({str(error).splitlines()[0]})"
+            raise RankError(f"{text}. torchrun reports which process failed.") from error
 
 
 SINGLE_PROCESS = World()
@@ -231,10 +230,9 @@ def connect_ranks(*, device: str, timeout: float) -> Iterator[World]:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
             group = dist.group.WORLD
     except RuntimeError as error:
-        raise RankError(
-            f"not all {os.environ['WORLD_SIZE']} processes connected within {timeout:.0f} s "
-            f"({str(error).splitlines()[0]}). Start all of them with the same options of torchrun."
-        ) from error
+        given = f"not all {os.environ['WORLD_SIZE']} processes connected within {timeout:.0f} s"
+        text = f"{given} ({str(error).splitlines()[0]})"
+        raise RankError(f"{text}. Start all of them with the same options of torchrun.") from error
     world, cores = World(rank, size, group), sorted(os.sched_getaffinity(0))
     try:
         here = platform.node(), os.environ.get("GROUP_RANK"), cores

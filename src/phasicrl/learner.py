@@ -27,6 +27,7 @@ Record = dict[str, float]
 _DIAGNOSTICS_PER_RUN, _MIN_OBS = 30, 128
 """Approximate number of network diagnostics per run, and minimum observations for each."""
 _SAVED_FIELDS = ("iteration", "env_steps", "kl_coef", "lr_multiplier")
+_SAVED_MODULES = ("agent", "reward_normalizer", "proximal", "advantage_moments")
 
 
 class Learner:
@@ -224,20 +225,11 @@ class Learner:
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
         return AdamSettings(phase, self._clip_groups, optimizer, config.ppo.max_grad_norm, mean)
 
-    @property
-    def _modules(self) -> dict[str, nn.Module | ProximalPolicy | None]:
-        """Modules with state, besides the optimizers."""
-        return {
-            "agent": self.agent,
-            "reward_normalizer": self.reward_normalizer,
-            "proximal": self.proximal,
-            "advantage_moments": self.advantage_moments,
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of networks, optimizers, statistics and counters to save."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED_FIELDS}
-        state |= {name: each and each.state_dict() for name, each in self._modules.items()}
+        modules = {name: getattr(self, name) for name in _SAVED_MODULES}
+        state |= {name: each and each.state_dict() for name, each in modules.items()}
         optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
         return state | {"optimizers": optimizers, "generator": self.generator.get_state()}
 
@@ -250,9 +242,9 @@ class Learner:
             self.kl_coef = ppo.kl_penalty
         if ppo.schedule != "adaptive_kl":
             self.lr_multiplier = 1.0
-        for name, each in self._modules.items():
-            if each is not None:
-                each.load_state_dict(state[name])
+        for name in _SAVED_MODULES:
+            if (module := getattr(self, name)) is not None:
+                module.load_state_dict(state[name])
         # The policy's state last: it holds if the optimizer is shared from now on.
         for name, optimizer in reversed(self.optimizers.items()):
             optimize.load_state_(optimizer, state["optimizers"][name])

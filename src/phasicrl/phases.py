@@ -4,10 +4,9 @@
 advantages in `returns.py`. examples/own_loop.py calls both phases from a custom loop.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from time import perf_counter
 from typing import Literal
@@ -41,10 +40,6 @@ OnStage = Callable[[str], None]
 """Called with the name of each stage, such as `auxiliary 2/6`, as it starts."""
 OnEpoch = Callable[[Phase, int, MeanAccumulator], None]
 """Called after each epoch with the phase, the epoch's index and the means of metrics so far."""
-
-
-def _noop(*_: object) -> None:
-    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +143,7 @@ class AuxiliaryLoss:
     aux: AuxConfig
     precision: Precision = "fp32"
 
-    def __call__(
-        self, samples: AuxiliarySamples, *coefficients: Tensor
-    ) -> tuple[Tensor, LossTerms]:
+    def __call__(self, samples: AuxiliarySamples, *_: Tensor) -> tuple[Tensor, LossTerms]:
         """Return the mean loss of a minibatch, and its terms."""
         agent, aux, weight = self.agent, self.aux, samples.weight
         inputs = (*samples.inputs, samples.action_mask)
@@ -192,7 +185,7 @@ def compute_targets(
     Returns:
         Samples `[B, T, …]` with normalized advantages, and metrics.
     """
-    advantage, value_target = _estimate_advantage_and_target(rollout, reward, ppo)
+    advantage, value_target = _estimate_targets(rollout, reward, ppo)
     rollout.value_target.copy_(value_target)
     weight, record = None, {}
     value, target = map(world.all_gather_cat, (rollout.value, rollout.value_target))
@@ -255,7 +248,7 @@ def normalize_minibatches(
     local = advantage.unflatten(1, (world.size, -1))[:, world.rank].reshape(len(order), -1)
     unshuffled = torch.empty_like(local)
     unshuffled[order] = local
-    return dataclasses.replace(samples, advantage=unshuffled.view_as(samples.advantage))
+    return replace(samples, advantage=unshuffled.view_as(samples.advantage))
 
 
 def _compute_rollout_targets(
@@ -287,9 +280,7 @@ def _compute_targets_and_update_value_norm(
     return samples, record
 
 
-def _estimate_advantage_and_target(
-    rollout: Rollout, reward: Tensor, ppo: PPOConfig
-) -> tuple[Tensor, Tensor]:
+def _estimate_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[Tensor, Tensor]:
     """Return advantages Â and value targets V̂, `[B, T]`."""
     value, gamma = rollout.value, ppo.gamma
     # A truncated episode bootstraps from V(final observation), a terminated one from 0.
@@ -332,7 +323,7 @@ def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> N
 
 def policy_phase(
     learner: Learner, rollout: Rollout, reward: Tensor | None = None, *,
-    on_stage: OnStage = _noop, on_epoch: OnEpoch = _noop,
+    on_stage: OnStage = lambda stage: None, on_epoch: OnEpoch = lambda *_: None,
 ) -> Record:  # fmt: skip
     """Train the policy for E_π epochs and the value function for E_V epochs on one rollout.
 
@@ -369,7 +360,7 @@ def policy_phase(
     needs_kl = needs_kl and learner.proximal is None
     old_dist_params = compute_dist_params(agent, samples, executor=executor) if needs_kl else None
     old = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
-    samples = dataclasses.replace(samples, **old)
+    samples = replace(samples, **old)
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     coefficients, kl_exceeded = learner.policy_loss_coefficients(), False
@@ -388,13 +379,13 @@ def policy_phase(
         if epoch and ppo.recompute_advantages:
             recompute_values(agent, rollout, executor=executor)
             samples, _ = _compute_rollout_targets(learner, rollout, reward)
-            samples = dataclasses.replace(samples, **old)
+            samples = replace(samples, **old)
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
         loss = PolicyPhaseLoss(agent, ppo, trains_policy, trains_value, executor.precision(phase))
         step = executor.make_gradient_step(loss, learner.make_adam_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, trains_policy=trains_policy):
-            _adapt_rate_to_minibatch_kl(learner, minibatch, phase)
+            _adapt_rate_to_kl(learner, minibatch, phase)
             means.add(*step(minibatch, *coefficients))
             learner.update_proximal_policy(phase)
 
@@ -433,15 +424,13 @@ def _shuffled_minibatches(
         if proximal is not None:
             minibatch, executor = minibatch.materialize(), learner.executor
             params = compute_dist_params(proximal.agent, minibatch.source, executor=executor)
-            source = dataclasses.replace(minibatch.source, old_dist_params=params)
-            minibatch = dataclasses.replace(minibatch, source=source)
+            source = replace(minibatch.source, old_dist_params=params)
+            minibatch = replace(minibatch, source=source)
         yield minibatch
 
 
 @torch.no_grad()
-def _adapt_rate_to_minibatch_kl(
-    learner: Learner, minibatch: Minibatch[PolicySamples], phase: Phase
-) -> None:
+def _adapt_rate_to_kl(learner: Learner, minibatch: Minibatch[PolicySamples], phase: Phase) -> None:
     """With `adaptive_kl`, adapt the learning rate to the KL of the minibatch before its step.
 
     The KL is from the behavior policy, or from the proximal policy of PPO-EWMA.
@@ -457,8 +446,8 @@ def _adapt_rate_to_minibatch_kl(
 
 
 def auxiliary_phase(
-    learner: Learner, buffer: PhaseBuffer, *, on_stage: OnStage = _noop,
-    on_epoch: OnEpoch = _noop, on_epoch_start: Callable[[], None] = _noop,
+    learner: Learner, buffer: PhaseBuffer, *, on_stage: OnStage = lambda stage: None,
+    on_epoch: OnEpoch = lambda *_: None, on_epoch_start: Callable[[], None] = lambda: None,
 ) -> Record:  # fmt: skip
     """Train policy, value and auxiliary heads for E_aux epochs on all rollouts of the phase.
 
@@ -498,7 +487,7 @@ def auxiliary_phase(
     samples = buffer.auxiliary_samples(progress.old_dist_params, num_last=last)
     if samples.weight is not None:  # with a mean of 1 over the phase
         mean = executor.world.all_gather_cat(samples.weight).mean()
-        samples = dataclasses.replace(samples, weight=samples.weight / mean)
+        samples = replace(samples, weight=samples.weight / mean)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
     unit = learner.config.get_shuffle_unit(aux)
@@ -541,8 +530,8 @@ def _recompute_value_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         if following is not None:  # its first value is that of the step after the last
             continues = ~following.first[:, 0]
             next_value[:, -1] = torch.where(continues, following.value[:, 0], bootstrap[:, -1])
-        rescaled = dataclasses.replace(rollout, next_value=next_value)
-        _, target = _estimate_advantage_and_target(rescaled, reward, learner.config.ppo)
+        rescaled = replace(rollout, next_value=next_value)
+        _, target = _estimate_targets(rescaled, reward, learner.config.ppo)
         rollout.value_target.copy_(target)
 
 

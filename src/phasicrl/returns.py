@@ -149,10 +149,9 @@ def mark_whole_episodes(
     start = torch.where(first, steps, -1).cummax(1).values
     mask = (start >= 0) & (start <= half)
     if (mask[:, -1] & ~ended[:, -1]).any() or not mask.any():
-        raise ValueError(
-            f"ppo.num_steps is {first.shape[1]}, and an episode is longer than {half} steps; "
-            "expected at least twice the longest episode for ppo.collect_by episodes"
-        )
+        given = f"ppo.num_steps is {first.shape[1]}, and an episode is longer than {half} steps"
+        rule = "at least twice the longest episode for ppo.collect_by episodes"
+        raise ValueError(f"{given}; expected {rule}")
     if max_episodes is not None:
         # Number the episodes by their first steps; a step has the number of its episode.
         number = first.T.flatten().cumsum(0).view(first.T.shape).T

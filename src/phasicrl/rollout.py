@@ -6,9 +6,8 @@ an environment are contiguous, so that a minibatch of whole segments is a few co
 Observations keep their dtype and are written once, in place, by the collector.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Generic, Self, TypeVar
 
 import torch
@@ -25,13 +24,13 @@ class _Tensors:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by name, without those that are None."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy with a function applied to every tensor."""
         changed = {name: function(value) for name, value in self.tensors().items()}
-        return dataclasses.replace(self, **changed)
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Samples(_Tensors):
         """
         assert not self.has_memory, f"steps depend on a memory of width {self.state.shape[-1]}"
         steps = self.map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
-        return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
+        return replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 
     def random_order(self, *, unit: MinibatchUnit, generator: Generator) -> Int[Tensor, " M"]:
         """Return a random permutation `[M]` of the indices of all segments, or all transitions."""

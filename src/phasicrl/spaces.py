@@ -79,10 +79,9 @@ def check_spaces(name: str, observation_space: Space[Any], action_space: Space[A
         if not isinstance(leaf, _KINDS):
             raise ValueError(f"{given} {leaf}; expected {SUPPORTED_OBSERVATIONS}")
         if isinstance(leaf, Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
-            raise ValueError(
-                f"{given} a Box{leaf.shape} of uint8; expected height × width × channels. "
-                "Fold a stack of images into the channels (gymnasium.wrappers.ReshapeObservation)"
-            )
+            rule = "height × width × channels. Fold a stack of images into the channels"
+            wrapper = "gymnasium.wrappers.ReshapeObservation"
+            raise ValueError(f"{given} a Box{leaf.shape} of uint8; expected {rule} ({wrapper})")
     for path, leaf in leaves(action_space):
         is_box = isinstance(leaf, Box)
         if not isinstance(leaf, _KINDS) or (is_box and np.dtype(leaf.dtype).kind != "f"):
@@ -182,7 +181,7 @@ class ObservationLayout:
                 rows = rows.clone(memory_format=torch.contiguous_format).flatten()
                 rows = rows.view(getattr(torch, leaf.dtype.name))
             values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
-        return self.assemble(values)
+        return assemble(self.space, values)
 
     def assemble(self, values: Mapping[KeyPath, Any]) -> Any:
         """Put the values of all parts into the structure of the space."""
@@ -302,11 +301,9 @@ class ActionLayout:
             return
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
         if action.dtype.kind not in wanted or action.shape != shape:
-            given = f"{action.dtype}, shape {action.shape}"
+            given = f"{name}: the actions are {action.dtype}, shape {action.shape}"
             kind = "integers" if self.dtype == np.int64 else "numbers"
-            raise ValueError(
-                f"{name}: the actions are {given}; expected a tensor of {kind} of shape {shape}"
-            )
+            raise ValueError(f"{given}; expected a tensor of {kind} of shape {shape}")
         rows, ends = action.reshape(num_envs, len(self._paths)), self.num_choices
         self._reject_bad(name, rows, ~np.isfinite(rows), "a finite number. A network has diverged")
         outside = (rows < 0) | (rows >= ends) | (rows != np.floor(rows))
@@ -432,10 +429,8 @@ def get_part(tree: Any, path: KeyPath) -> Any:
         try:
             tree = tree[key]
         except (KeyError, IndexError, TypeError):
-            missing = format_path(path[: depth + 1])
-            raise ValueError(
-                f"an observation without {missing!r}; expected the parts of observation_space"
-            ) from None
+            given = f"an observation without {format_path(path[: depth + 1])!r}"
+            raise ValueError(f"{given}; expected the parts of observation_space") from None
     return tree
 
 

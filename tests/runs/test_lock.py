@@ -1,14 +1,16 @@
 """Two processes never write into one run directory."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from phasicrl.algorithm import resume, train
-from phasicrl.runs.lock import RunLock
+from phasicrl.runs.lock import LOCK_FILE, RunLock
 from phasicrl.training.build import restore_run
 from tests.helpers import corridor, tiny
 
@@ -31,6 +33,16 @@ def test_a_directory_that_another_process_holds_is_refused_with_its_name(tmp_pat
         holder.kill()  # which lets nobody clean up
         holder.wait()
         RunLock(tmp_path).close()
+
+
+def test_a_process_that_only_looks_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunLock(tmp_path).close()
+    looking = (tmp_path / LOCK_FILE).open()
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `RunLock.is_held`, for a moment
+    monkeypatch.setattr(time, "sleep", lambda _: looking.close())
+    RunLock(tmp_path).close()
 
 
 def test_a_run_that_trains_cannot_be_resumed(tmp_path: Path) -> None:

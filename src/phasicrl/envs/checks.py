@@ -85,9 +85,8 @@ def convert_errors(call_name: str, get_violation: Callable[[], str] = str) -> It
         name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
         package = name.partition(".")[0].replace("_", "-")
         hint = f". pip install {package}, or set PYTHONPATH" * bool(name)
-        raise ImportError(
-            f"{call_name} needs a package that is not installed: {error}{hint}"
-        ) from error
+        text = f"{call_name} needs a package that is not installed: {error}{hint}"
+        raise ImportError(text) from error
     except EnvError:
         raise
     except Invalid as error:
@@ -390,11 +389,9 @@ class CheckedEnv(gym.Env[Any, Any]):
 
     def _make_error(self, call_name: str, error: BaseException, violation: str = "") -> EnvError:
         raised = "" if isinstance(error, Invalid) else f"raised {type(error).__name__}: "
-        location = (
-            f"{self._name}: environment {self.env_index}, {call_name}() at step {self._num_steps}"
-        )
+        location = f"environment {self.env_index}, {call_name}() at step {self._num_steps}"
         hint = f"the action {violation}: {CLIP_REMEDY}; " if raised and violation else ""
-        failure = EnvError(f"{location} {raised}{error}; {hint}{REMEDY}")
+        failure = EnvError(f"{self._name}: {location} {raised}{error}; {hint}{REMEDY}")
         if not isinstance(error, Invalid):
             failure.add_note("".join(traceback.format_exception(error)))
         return failure

@@ -70,10 +70,6 @@ class Simulator(Protocol):
     """
 
 
-_FirstObs = tuple[Tensor, Tensor, Tensor | None]
-"""First observations `[B, …]`, whether all are valid, 0-d, and their masks `[B, A]` or None."""
-
-
 class TensorVectorEnv:
     """`VectorEnv` over a simulator.
 
@@ -127,7 +123,7 @@ class TensorVectorEnv:
             self._has_extra = warn_of_extra_obs_keys(name, properties, obs)
             has_masks = self._widths and (self._masks_in_obs or has_mask(info, simulator))
             self.mask_size = sum(self._widths) if has_masks else 0
-            self._first_obs: _FirstObs | None = (*self._pack_obs(obs), self._read_mask(obs, info))
+            self._first_obs = (*self._pack_obs(obs), self._read_mask(obs, info))
         if can_save:
             with self._guard_call("get_state()"):
                 if not all(isinstance(x, Tensor) for x in simulator.get_state().values()):

@@ -28,10 +28,8 @@ def resolve_device(device: str, prefers_gpu: bool) -> str:
     try:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"compute.device is {device!r}; expected a device that works here "
-            f"({str(error).splitlines()[0]}). Use auto"
-        ) from None
+        rule = f"a device that works here ({str(error).splitlines()[0]}). Use auto"
+        raise ValueError(f"compute.device is {device!r}; expected {rule}") from None
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 Both use the functions of `optimize.py`: gradients, their mean over processes, clipping, Adam.
 """
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -258,7 +257,7 @@ class CompiledUpdate:
         """Return the gradient of each vector, and behind them the terms of the loss, `[n]`."""
         base = self._example
         named = dict(zip(base.source.tensors(), inputs.source, strict=True))
-        batch = Minibatch(dataclasses.replace(base.source, **named), inputs.index, base.as_steps)
+        batch = Minibatch(replace(base.source, **named), inputs.index, base.as_steps)
         with torch.enable_grad():
             pairs = zip(self._flat_params, inputs.vectors, strict=True)
             views = chain(*(flat.split(vectors[0]) for flat, vectors in pairs))

@@ -123,18 +123,16 @@ class NatureCNN(nn.Module):
 class DenseLayers(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and a non-linearity."""
 
-    def __init__(
-        self, num_inputs: int, config: ModelConfig, init: Initializer, activation: str
-    ) -> None:
+    def __init__(self, width: int, config: ModelConfig, init: Initializer, activation: str) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for size in config.hidden_sizes:
-            layers.append(init.fill_hidden(nn.Linear(num_inputs, size), 1.4))
+            layers.append(init.fill_hidden(nn.Linear(width, size), 1.4))
             if config.layer_norm:
                 layers.append(nn.LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
-            num_inputs = size
-        self.layers, self.num_features = nn.Sequential(*layers), num_inputs
+            width = size
+        self.layers, self.num_features = nn.Sequential(*layers), width
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         """Apply the layers in order to vectors `[N, I]`."""
@@ -311,10 +309,8 @@ def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
             return first
     if layout == "auto":
         a, b, c = shape
-        raise ValueError(
-            f"model.image_layout is auto, and images are {shape}; expected channels_first "
-            f"({a} channels, {b}×{c}) or channels_last ({c} channels, {a}×{b})"
-        )
+        rule = f"channels_first ({a} channels, {b}×{c}) or channels_last ({c} channels, {a}×{b})"
+        raise ValueError(f"model.image_layout is auto, and images are {shape}; expected {rule}")
     return layout == "channels_first"
 
 

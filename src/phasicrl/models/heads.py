@@ -199,11 +199,9 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
     # With `range`, an interval of length 0 would have a standard deviation of 0.
     usable = (high - low).isfinite() & ((high > low) | (action.std != "range"))
     if needed_by and not usable.all():
-        raise ValueError(
-            f"action_space is {box}; expected finite bounds (low < high for action.std range) for "
-            f"{' and '.join(needed_by)}. Give it such bounds, or use action.std parameter, "
-            "action.squash none and no action.rescale"
-        )
+        rule = f"finite bounds (low < high for action.std range) for {' and '.join(needed_by)}"
+        way = "use action.std parameter, action.squash none and no action.rescale"
+        raise ValueError(f"action_space is {box}; expected {rule}. Give it such bounds, or {way}")
 
 
 def _stack_bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:

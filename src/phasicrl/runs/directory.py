@@ -106,10 +106,8 @@ class RunDirectory:
             except OSError as error:
                 if path.is_dir():
                     continue
-                raise ValueError(
-                    f"output_dir is {config.output_dir}; expected a folder in which {path} can be "
-                    f"made ({error.strerror}). Choose another"
-                ) from None
+                rule = f"a folder in which {path} can be made ({error.strerror}). Choose another"
+                raise ValueError(f"output_dir is {config.output_dir}; expected {rule}") from None
             break
         return cls(path)
 
@@ -377,10 +375,9 @@ class RunDirectory:
         allowed = {*USER_OBJECTS, *["total_env_steps"] * is_given}
         refused = [changes[path] for path in changes if path not in allowed]
         if refused and not accept:
-            raise ValueError(
-                f"{self.path / CONFIG_FILE} has changed since the checkpoint ({', '.join(refused)})"
-                "; expected no changes. Restore it, or set accept_config_changes"
-            )
+            given = f"{self.path / CONFIG_FILE} has changed since the checkpoint"
+            rule = "no changes. Restore it, or set accept_config_changes"
+            raise ValueError(f"{given} ({', '.join(refused)}); expected {rule}")
         return [*changes.values()]
 
     def check_spaces(

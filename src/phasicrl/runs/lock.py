@@ -24,10 +24,14 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         self._file = (path / LOCK_FILE).open("a+", encoding="utf-8")
+        exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(self._file, exclusive)
+            except BlockingIOError:  # `is_held` locks for a moment, too
+                time.sleep(0.1)  # the holder may still be writing its name
+                fcntl.flock(self._file, exclusive)
         except BlockingIOError:
-            time.sleep(0.1)  # the holder may still be writing its name
             self._file.seek(0)
             holder = "another process"
             with contextlib.suppress(ValueError), self._file:

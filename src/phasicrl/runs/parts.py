@@ -8,8 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.distributed import World
-from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import RankState
+from phasicrl.runs.checkpoint import RankState, load_checkpoint, load_rank_state, read_manifest
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.seeding import derive_seed
 
@@ -34,15 +33,15 @@ def read_newest_state(files: RunDirectory, world: World) -> tuple[RankState, lis
     part, rejections, folder = RankState({}, {}), [], files.checkpoint_folder
     with world.sync_errors("loading the checkpoint"):
         if world.is_first:
-            part, rejections = checkpoint.load_checkpoint(folder, run_id=files.card.get("run", ""))
+            part, rejections = load_checkpoint(folder, run_id=files.card.get("run", ""))
     path = folder / world.broadcast_object(files.checkpoints[-1].name if world.is_first else "")
     with world.sync_errors("loading the checkpoint"):
-        manifest = checkpoint.read_manifest(path)
+        manifest = read_manifest(path)
         if (saved_by := len(manifest["files"])) != world.size:
-            parts = [checkpoint.load_rank_state(path, rank=rank) for rank in range(saved_by)]
+            parts = [load_rank_state(path, rank=rank) for rank in range(saved_by)]
             part = _reshard(parts, world)
         elif not world.is_first:
-            part = checkpoint.load_rank_state(path, rank=world.rank)
+            part = load_rank_state(path, rank=world.rank)
     learner = world.broadcast_object(part.state["learner"]) | part.state["learner"]
     common = {"learner": learner, "run": manifest["run"]}  # without card.json, too
     return RankState(part.state | common, part.chunks), rejections, saved_by

@@ -375,10 +375,9 @@ def _check_directory_is_shared(files: RunDirectory, world: World) -> None:
     until = time.monotonic() + FILE_WAIT_SECONDS
     while not (marker.is_file() and marker.read_text("utf-8") == expected):
         if time.monotonic() > until:
-            raise RankError(
-                f"output_dir is {files.path.parent}, and rank {world.rank} does not see the run "
-                "directory of rank 0 in it; expected a folder that all machines share"
-            )
+            given = f"output_dir is {files.path.parent}, and rank {world.rank} does not see"
+            rule = "a folder that all machines share"
+            raise RankError(f"{given} the run directory of rank 0 in it; expected {rule}")
         time.sleep(0.1)
 
 

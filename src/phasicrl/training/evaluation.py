@@ -202,8 +202,7 @@ def run_episodes(
             last[ended] = step.final_obs[ended]
             on_episode_end(last, ended)
         inputs = AgentInput(step.obs, ended, state, _to_cpu(envs.action_mask))
-    returns, lengths = zip(*tracker.finished, strict=True)
-    return Episodes(returns, lengths)
+    return Episodes(*zip(*tracker.finished, strict=True))
 
 
 def _to_cpu(tensor: Tensor | None) -> Any:

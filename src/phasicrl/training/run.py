@@ -268,9 +268,7 @@ class Run(AbstractContextManager["Run"]):
         start = time.perf_counter()
         # Results that a network of the user keeps have a graph, and cannot be copied.
         kept = tree_leaves([vars(module) for module in self.agent.modules()])
-        results = {
-            id(x): x.detach() for x in kept if isinstance(x, Tensor) and x.grad_fn is not None
-        }
+        results = {id(x): x.detach() for x in kept if isinstance(x, Tensor) and x.grad_fn}
         agent = copy.deepcopy(self.agent, results).cpu().eval()
         record = self._periodic_evaluation.evaluate(agent, self.env_steps)
         if self._best_return is None or record["evaluation/return"] > self._best_return:

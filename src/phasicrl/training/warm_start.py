@@ -26,10 +26,8 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
     old = run_directory.load_weights()
     parameters = {name for name, _ in agent.named_parameters()}
     if bad := [name for name in old if name in parameters and not old[name].isfinite().all()]:
-        raise ValueError(
-            f"init_from is {directory}, whose weights are not finite ({bad[0]}); "
-            "expected a run that has not diverged"
-        )
+        given = f"init_from is {directory}, whose weights are not finite ({bad[0]})"
+        raise ValueError(f"{given}; expected a run that has not diverged")
     fits = {name for name in new.keys() & old.keys() if new[name].shape == old[name].shape}
     if not fits & parameters:
         raise ValueError(f"init_from is {directory}; expected weights that fit this network")
@@ -42,10 +40,9 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
         if owner == _VALUE_NORM:  # the heads' outputs are in its units
             fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
         else:
-            warnings.append(
-                f"warning: this run does not normalize observations as {directory} did; the loaded "
-                f"layers expect obs_norm.statistics {run_directory.config.obs_norm.statistics}"
-            )
+            kind = run_directory.config.obs_norm.statistics
+            text = f"warning: this run does not normalize observations as {directory} did"
+            warnings.append(f"{text}; the loaded layers expect obs_norm.statistics {kind}")
     agent.load_state_dict({name: old[name] for name in fits}, strict=False)
     message = f"loaded {len(fits)} of {len(new)} tensors from {directory}"
     for what, tensors in (("as initialized", new), ("not used", old)):

@@ -208,10 +208,9 @@ def compare_curves(
         end = min(task_curves, key=lambda curve: curve.steps[-1])
         at = float(end.steps[-1] if at_steps is None else at_steps)
         if at > end.steps[-1]:
-            raise ValueError(
-                f"at_steps is {at:,.0f}; expected at most {end.steps[-1]:,.0f}, where {end.label} "
-                f"on {task} ends. Give fewer, or leave it out."
-            )
+            rule = f"at most {end.steps[-1]:,.0f}, where {end.label} on {task} ends"
+            remedy = "Give fewer, or leave it out."
+            raise ValueError(f"at_steps is {at:,.0f}; expected {rule}. {remedy}")
         longest = max(curve.steps[-1] for curve in task_curves if not curve.is_published)
         if at_steps is None and at < (1 - FINAL_SHARE) * longest:
             where = f"at {at:,.0f} steps, where {end.label} ends"
@@ -277,10 +276,9 @@ def _normalize_curve(curve: Curve, units: ScoreUnits) -> Curve:
     name, game = units.removeprefix("procgen-"), curve.task.env_id.rpartition(":")[2].lower()
     bounds = measures.PROCGEN_BOUNDS.get(name, {})
     if game not in bounds or curve.task.difficulty not in ("", name.removesuffix("-paper")):
-        raise ValueError(
-            f"units is {units}; expected raw, or units with bounds of {curve.task}. "
-            f"Games with bounds: {', '.join(sorted(bounds))}"
-        )
+        rule = f"raw, or units with bounds of {curve.task}"
+        games = ", ".join(sorted(bounds))
+        raise ValueError(f"units is {units}; expected {rule}. Games with bounds: {games}")
     pairs = [(x, measures.scale_score(y, bounds[game])) for x, y in curve.run_points]
     return replace(curve, values=measures.scale_score(curve.values, bounds[game]), run_points=pairs)
 

@@ -157,12 +157,10 @@ def _check_kl(kl: Array, config: Config, improved: bool) -> Finding | None:
 def _check_auxiliary_kl(kl: Array, config: Config, improved: bool) -> Finding | None:
     if not config.has_auxiliary_phase or (median := float(np.median(kl))) <= 0.05:
         return None
-    return Finding(
-        "Auxiliary KL too large",
-        f"the median auxiliary phase changed the policy by {median:.2g} nats",
-        f"a larger aux.beta_clone (now {config.aux.beta_clone:g}), or fewer aux.epochs "
-        f"(now {config.aux.epochs})",
-    )
+    evidence = f"the median auxiliary phase changed the policy by {median:.2g} nats"
+    larger = f"a larger aux.beta_clone (now {config.aux.beta_clone:g})"
+    remedy = f"{larger}, or fewer aux.epochs (now {config.aux.epochs})"
+    return Finding("Auxiliary KL too large", evidence, remedy)
 
 
 def _check_gradients(norms: Array, config: Config, improved: bool) -> Finding | None:

@@ -139,16 +139,14 @@ def _read_curve(path: Path, end_by_task: Mapping[Task, float]) -> Curve:
     if not path.is_file():
         raise FileNotFoundError(f"reference is {path}; expected {_format_choices(end_by_task)}")
     if (count := len(end_by_task)) > 1:
-        raise ValueError(
-            f"reference is {path}, one curve; expected runs of one environment, not of {count}"
-        )
+        rule = f"runs of one environment, not of {count}"
+        raise ValueError(f"reference is {path}, one curve; expected {rule}")
     ((task, end),) = end_by_task.items()
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if absent := sorted({*_CSV_COLUMNS} - {*(reader.fieldnames or ())}):
-            raise ValueError(
-                f"{path} has no column {', '.join(absent)}; expected {', '.join(_CSV_COLUMNS)}"
-            )
+            given = f"{path} has no column {', '.join(absent)}"
+            raise ValueError(f"{given}; expected {', '.join(_CSV_COLUMNS)}")
         try:
             rows = [[float(row[name] or "nan") for name in _CSV_COLUMNS] for row in reader]
         except ValueError as error:
@@ -164,9 +162,8 @@ def _get_step_mask(name: str, task: Task, steps: Array, end: float) -> NDArray[n
     mask = steps <= find_scoring_end(steps, end)
     if not mask.any():
         begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
-        raise ValueError(
-            f"reference is {name}, which {begins}; expected runs of {task} beyond {end:,.0f} steps"
-        )
+        rule = f"runs of {task} beyond {end:,.0f} steps"
+        raise ValueError(f"reference is {name}, which {begins}; expected {rule}")
     return mask
 
 

@@ -61,8 +61,7 @@ def _scale_options(values: dict[str, Any], names: list[str], factor: float) -> d
 def _require_int(name: str, number: Fraction, factor: float) -> int:
     """Convert a number to an integer, or raise ValueError."""
     if number.denominator != 1 or number < 1:
-        raise ValueError(
-            f"factor is {factor:g}, which makes {name} {float(number):g}; expected a whole number. "
-            f"Choose another factor, or change {name} first."
-        )
+        given = f"factor is {factor:g}, which makes {name} {float(number):g}"
+        rule = f"a whole number. Choose another factor, or change {name} first."
+        raise ValueError(f"{given}; expected {rule}")
     return int(number)

@@ -95,9 +95,8 @@ class Suite:
             names = "classic-ppg", "classic-ppo"
         else:
             known = [*PROCGEN_GAMES, *(name[:-4] for name in PRESETS if name.endswith("-ppg"))]
-            raise ValueError(
-                f"tasks has {task}; expected the id of an environment or one of {', '.join(known)}"
-            )
+            rule = f"the id of an environment or one of {', '.join(known)}"
+            raise ValueError(f"tasks has {task}; expected {rule}")
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
         ppg, ppo = (get_preset(name).with_updates(changes) for name in names)

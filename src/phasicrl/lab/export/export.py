@@ -155,10 +155,9 @@ def _write_file(
         try:
             program = torch.export.export(graph, inputs, dynamic_shapes={"inputs": axes})
         except Exception as error:  # a user's network may raise any error
-            raise ValueError(
-                f"the network is not exportable ({str(error).partition(chr(10))[0]}); expected "
-                "operations that do not depend on the values of tensors. Change your encoder"
-            ) from error
+            given = f"the network is not exportable ({str(error).partition(chr(10))[0]})"
+            rule = "operations that do not depend on the values of tensors. Change your encoder"
+            raise ValueError(f"{given}; expected {rule}") from error
         if format == "torch":
             torch.export.save(program, output, extra_files={_METADATA_KEY: json.dumps(metadata)})
         else:
@@ -195,10 +194,9 @@ def _compare_outputs(policy: LoadedPolicy, graph: AgentGraph, inputs: tuple[Tens
         expected, got = tensor.numpy(), outputs[name]
         worst = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
         if not worst <= TOLERANCE:
-            raise ValueError(
-                f"{name} of the exported policy is {worst:.2g} off the agent's; expected at most "
-                f"{TOLERANCE}. This is a defect: please report it with config.json"
-            )
+            given = f"{name} of the exported policy is {worst:.2g} off the agent's"
+            rule = f"at most {TOLERANCE}. This is a defect: please report it with config.json"
+            raise ValueError(f"{given}; expected {rule}")
         largest = max(largest, worst)
     return largest
 
@@ -281,10 +279,9 @@ def play_exported(
         for space in ("observation_space", "action_space"):
             exported, here = policy.metadata[space], str(getattr(envs, space))
             if exported != here:
-                raise ValueError(
-                    f"{file} was exported for the {space} {exported}; expected "
-                    f"{here} of {envs.name}. Give the run of the file."
-                )
+                given = f"{file} was exported for the {space} {exported}"
+                rule = f"{here} of {envs.name}. Give the run of the file."
+                raise ValueError(f"{given}; expected {rule}")
         layout = saved.load_agent(envs).reader.layout
 
         def act(given: Any) -> tuple[Tensor, Tensor]:

@@ -3,14 +3,13 @@
 No screen is needed. Kind: effects.
 """
 
-import functools
 import inspect
 import math
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +218,7 @@ def _make_gym_envs(saved: SavedAgent, name: str, make: MakeEnvs, renderers: list
     is_mujoco = not user_env and str(spec and spec.entry_point).startswith("gymnasium.envs.mujoco.")
     # A fixed camera would lose a runner.
     options = {"render_mode": "rgb_array"} | ({"camera_name": "track"} if is_mujoco else {})
-    get_camera = functools.cache(RaycastCamera)  # possible after the first reset
+    get_camera = cache(RaycastCamera)  # possible after the first reset
 
     def draw_env(env: gym.Env[Any, Any]) -> Any:
         return get_camera(env).draw() if is_mujoco else env.render()

@@ -53,9 +53,8 @@ def add_trials(
             reporting, or the directory has a search. Nothing is written then.
     """
     if not presets or not seeds:
-        raise ValueError(
-            "presets or seeds is empty; expected at least one of each, after the folder"
-        )
+        rule = "at least one of each, after the folder"
+        raise ValueError(f"presets or seeds is empty; expected {rule}")
     if (directory / grid.SEARCH_FILE).exists():
         raise ValueError(f"directory is {directory}, with a search; expected a new folder")
     lists = read_json(values) if values else {}
