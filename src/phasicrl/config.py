@@ -531,7 +531,7 @@ class ComputeConfig(_Group):
     micro_batch: _PositiveInt | Literal["auto"] | None = "auto"
     """Number of images per pass through the network; `auto`: 64 on a CPU (128 in bf16), or all on a
     GPU and in compiled steps; none: all of a minibatch. Batch normalization
-    is over a pass."""
+    is computed over one pass."""
     policy_precision: Precision = "fp32"
     """Precision of the encoders in rollouts and the policy phase; heads and losses use fp32."""
     aux_precision: Precision = "fp32"
@@ -686,6 +686,11 @@ class Config(_Group):
         ids = (self.env.id, *self.evaluation.env_ids)
         found = (re.match(r"gymnasium:(.+):", env_id) for env_id in ids)
         return tuple(dict.fromkeys([*self.imports, *(match[1] for match in found if match)]))
+
+    @property
+    def import_flags(self) -> str:
+        """Options of a command line that import `modules`, each with a space before it."""
+        return "".join(f" --import {module}" for module in self.modules)
 
     @property
     def batch_size(self) -> int:

@@ -37,6 +37,8 @@ MaskSource = Literal["observation", "method", "info"]
 MASK = "action_mask"
 """Key of the mask in an observation or an `info`."""
 
+_TIME_LIMIT_STEPS = "_elapsed_steps"
+"""Attribute with which Gymnasium's `TimeLimit` counts the steps of an episode."""
 _RESULT_TUPLES = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
 REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
 CLIP_REMEDY = "action.squash clip keeps actions in their bounds"
@@ -300,9 +302,10 @@ class CheckedEnv(gym.Env[Any, Any]):
         env, start = self.env, dict[str, Any](seed=self._seed)
         if env is not None and all(map(env.has_wrapper_attr, ("get_state", "set_state"))):
             with contextlib.suppress(Exception):  # of a method with another purpose
-                generator, steps = _get_generator_state(env), "_elapsed_steps"
+                generator = _get_generator_state(env)
                 start["generator"] = generator if isinstance(generator, dict) else None
-                start["steps"] = env.has_wrapper_attr(steps) and env.get_wrapper_attr(steps)
+                has_limit = env.has_wrapper_attr(_TIME_LIMIT_STEPS)
+                start["steps"] = has_limit and env.get_wrapper_attr(_TIME_LIMIT_STEPS)
                 return json.dumps(start | {"state": env.get_wrapper_attr("get_state")()})
         try:
             return json.dumps(start | {"generator": self._generator})
@@ -322,7 +325,7 @@ class CheckedEnv(gym.Env[Any, Any]):
         _, info = self.reset(seed=start["seed"])
         if "state" in start:
             steps = start.get("steps", len(remaining))  # before `set_state`, which may know better
-            self.env.set_wrapper_attr("_elapsed_steps", steps, force=False)
+            self.env.set_wrapper_attr(_TIME_LIMIT_STEPS, steps, force=False)
             with convert_errors(f"{self._name}: set_state() of environment {self.env_index}"):
                 set_state, remaining = self.env.get_wrapper_attr("set_state"), []
                 env_obs, info = check_tuple(set_state(start["state"]), 2)

@@ -60,7 +60,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
 
     def call(self, name: str, *args: Any, **_: Any) -> tuple[Any, ...]:
         """Call a method of every environment, and return the results in order."""
-        num_steps = max(map(len, args[-1])) if args else 0  # of the episodes that are replayed
+        num_steps = max(map(len, args[-1])) if name == "restore" else 0  # which it plays again
         timeout = CALL_TIMEOUT * (2 + num_steps)
         return self._request(timeout, self.call_wait, self.call_async, name, *args)
 

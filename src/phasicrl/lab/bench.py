@@ -3,7 +3,6 @@
 Kind: effects (trains, in a folder that is deleted).
 """
 
-import json
 import math
 import resource
 import statistics
@@ -79,10 +78,9 @@ class Report:
         """Rate `whole loop` divided by the rate `networks alone`."""
         return self.get_speed("whole loop") / self.get_speed("networks alone")
 
-    def to_json(self) -> str:
-        """Format the report as JSON."""
-        values = asdict(self) | {"share_of_limit": self.share_of_network_speed}
-        return json.dumps(values | {"config": json.loads(self.config.to_json())}, indent=2)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers and the configuration for a JSON file."""
+        return asdict(self) | {"share_of_limit": self.share_of_network_speed}
 
 
 def measure_speed(

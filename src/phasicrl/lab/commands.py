@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl import cli
-from phasicrl.config_io import atomic_write, check_output_file
+from phasicrl.config_io import check_output_file, write_json
 
 _MAX_ROWS = 20
 """Most trials of which `sweep status` lists all; of more it lists those that run or failed."""
@@ -172,7 +172,8 @@ def _status(words: list[str]) -> None:
     scored = [status for status in statuses if status.state == "complete"]
     if best := max(scored, key=lambda status: status.score or 0.0, default=None):
         folder = shlex.quote(next(word for word in words if word != "--"))
-        way = f"`phasicrl train --from {folder}/{best.id}/trial.json --seed 101` trains it"
+        command = f"phasicrl train --from {folder}/{best.id}/trial.json --seed 101"
+        way = f"`{command}{best.import_flags}` trains it"
         cli.print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
 
 
@@ -196,8 +197,7 @@ def _bench(words: list[str]) -> None:
     check_output_file(options.output)
     report = measure_speed(config, seconds=options.seconds, trace=options.trace)
     print_report(report)
-    with atomic_write(options.output) as temporary:
-        temporary.write_text(report.to_json() + "\n")
+    write_json(options.output, report.to_dict())
     print(f"everything: {options.output}")
 
 

@@ -511,8 +511,7 @@ class Run(AbstractContextManager["Run"]):
             self.metrics_log.show_message(f"warning: the last iteration is not saved: {problem}")
         saved, hint = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
-            flags = "".join(f" --import {module}" for module in self.config.modules)
-            call = f"phasicrl resume {shlex.quote(str(self.directory))}{flags}"
+            call = f"phasicrl resume {shlex.quote(str(self.directory))}{self.config.import_flags}"
             objects = describe_objects(self.user)
             maker = objects.get("make_env") or objects.get("make_vector_env") or ""
             if len(objects) == 1 and re.fullmatch(r"(?!__main__)[\w.]+:[\w.]+", maker):

@@ -208,6 +208,16 @@ def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert ("ppo.num_minibatches=3: " in status.arm) == (status.state == "fail"), status.arm
 
 
+def test_the_best_trial_comes_with_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Returns(monkeypatch)
+    base = small(tmp_path, "ppo", total_env_steps=1536, imports=("tests.corridor",))
+    folder = written(tmp_path / "search", module.Search(base, VALUES), 1)
+    assert trained(folder, 0) == "complete" and main(["sweep", "status", str(folder)]) == 0
+    assert "0000/trial.json --seed 101 --import tests.corridor`" in capsys.readouterr().out
+
+
 def test_values_that_fail_in_training_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise ValueError("an episode is longer")

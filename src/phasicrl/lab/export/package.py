@@ -176,8 +176,8 @@ def format_model_card(
         for each in evaluation_dicts
     ]
     own = {name: x for name, x in (run_card.get("own") or {}).items() if name.startswith("make_")}
-    flags = "".join(f" --import {module}" for module in config.modules)
-    flags += f" --make-env {own['make_env']}" if "make_env" in own else ""
+    maker_flag = f" --make-env {own['make_env']}" if "make_env" in own else ""
+    flags = config.import_flags + maker_flag
     commands = [f"phasicrl evaluate .{flags}", f"phasicrl train --from config.json{flags}"]
     if own.keys() - {"make_env"} or "__main__" in flags:
         call = f"phasicrl.evaluate('.', {', '.join(f'{name}=…' for name in own)})"

@@ -206,6 +206,7 @@ class TrialStatus(NamedTuple):
         return_100: last mean return of 100 episodes, averaged over its runs; None without one.
         score: score of its outcome.
         shared_settings_text: name of the preset and settings that all trials share.
+        import_flags: options of the command line that import its modules.
     """
 
     id: str
@@ -216,6 +217,7 @@ class TrialStatus(NamedTuple):
     return_100: float | None
     score: float | None
     shared_settings_text: str
+    import_flags: str
 
 
 def get_trial_statuses(directory: Path) -> list[TrialStatus]:
@@ -239,9 +241,10 @@ def get_trial_statuses(directory: Path) -> list[TrialStatus]:
     first, *others = [_format_changes_from_preset(config) for config in known.values()]
     shared = ", ".join(text for text in first if all(text in other for other in others))
     return [
-        TrialStatus(x.name, arm, str(tasks[x]), *_read_trial_progress(x, outcomes[x]), shared)
+        TrialStatus(x.name, arm, str(tasks[x]), *_read_trial_progress(x, outcomes[x]), shared,
+                    configs[x].import_flags)
         for x, arm in (arms | notes).items()
-    ]
+    ]  # fmt: skip
 
 
 def _format_changes_from_preset(config: Config) -> list[str]:
