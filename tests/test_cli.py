@@ -167,8 +167,6 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
     ("train procgen-ppo --env.id gymnasium:CartPole-v1", "model.encoder is impala"),
     ("train classic-ppo --env.id starpilot", "model.encoder is mlp"),
     ("train classic-ppo --env.distribution esy", "easy"),
-    ("train classic-ppo --total-env-steps 1.5", "1.5"),
-    ("train classic-ppo --env.num-envs many", "many"),
     ("train classic-ppo --env.options a", "KEY=VALUE"),
     ("evaluate /tmp", "/tmp is not a run directory"),
     ("plot", "expected at least one run directory"),

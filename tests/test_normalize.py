@@ -216,11 +216,6 @@ def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
     assert difference.abs().max().item() < 0.01
 
 
-def reward_data(seed: int) -> tuple[Tensor, Tensor]:
-    generator = Generator().manual_seed(seed)
-    return torch.randn(3, 5, generator=generator), torch.rand(3, 5, generator=generator) < 0.2
-
-
 @BOTH
 @pytest.mark.parametrize("kind", ["rewards", "observations", "values"])
 def test_saved_and_loaded_normalizers_continue_in_place(kind: str, statistics: str) -> None:
@@ -232,7 +227,9 @@ def test_saved_and_loaded_normalizers_continue_in_place(kind: str, statistics: s
 
     def use(normalizer: Any, seed: int) -> Tensor:
         if kind == "rewards":
-            return normalizer(*reward_data(seed))
+            generator = Generator().manual_seed(seed)
+            ends = torch.rand(3, 5, generator=generator) < 0.2
+            return normalizer(torch.randn(3, 5, generator=generator), ends)
         updated(normalizer, observations(seed, 4))
         x = observations(9, 8)
         return normalizer.denormalize(x) if kind == "values" else normalizer(x)

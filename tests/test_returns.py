@@ -29,14 +29,6 @@ def flags(*rows: str) -> Tensor:
     return torch.tensor([[letter == "x" for letter in row] for row in rows])
 
 
-def random_steps(num_envs: int, num_steps: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return reward, value and next value, `[B, T]` float64."""
-    reward, value, next_value = torch.randn(
-        3, num_envs, num_steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    return reward, value, next_value
-
-
 # The first row terminates in step 1 and is truncated in step 3, in an observation of value 20; the
 # second has no ends.
 STEPS = {
@@ -123,7 +115,7 @@ def test_n_step_returns_by_hand_with_a_termination_and_a_truncation() -> None:
 
 
 def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
-    reward, value, next_value = random_steps(1, 3)
+    reward, value, next_value = torch.rand(3, 1, 3, generator=torch.Generator().manual_seed(0))
     ended = flags(".x.")
     for returns in (
         n_step_return(reward, value, next_value, ended, ended, gamma=0.9, n=2),

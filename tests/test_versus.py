@@ -19,8 +19,8 @@ def versus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("versus")
 
 
-def row(name: str, number: int, rate: float, seconds: float = math.nan) -> dict[str, Any]:
-    return {"contestant": name, "round": number, "rate": rate, "seconds_to_threshold": seconds}
+def row(name: str, number: int, rate: float) -> dict[str, Any]:
+    return {"contestant": name, "round": number, "rate": rate, "seconds_to_threshold": math.nan}
 
 
 def test_ratios_are_of_the_same_round_and_of_the_same_group(versus: ModuleType) -> None:

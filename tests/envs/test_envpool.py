@@ -50,16 +50,14 @@ def make(
     return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, EnvSlice(num_envs, seed))
 
 
-def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:
+def raw_pool(task_id: str, options: dict[str, Any], num_envs: int) -> Any:
     return import_envpool(procgen=True).make_gymnasium(
-        task_id, num_envs=num_envs, num_threads=2, seed=env_seeds(seed, num_envs), **options
+        task_id, num_envs=num_envs, num_threads=2, seed=env_seeds(3, num_envs), **options
     )
 
 
-def random_actions(
-    space: gym.Space[Any], num_envs: int, steps: int, seed: int = 5
-) -> Iterator[np.ndarray]:
-    rng = np.random.default_rng(seed)
+def random_actions(space: gym.Space[Any], num_envs: int, steps: int) -> Iterator[np.ndarray]:
+    rng = np.random.default_rng(5)
     for _ in range(steps):
         if isinstance(space, gym.spaces.Discrete):
             yield rng.integers(0, space.n, num_envs).astype(np.int32)

@@ -143,6 +143,14 @@ def test_an_asymmetric_critic_is_trained(tmp_path: Path, aux: AuxConfig) -> None
     assert not any("charts/learned_fraction" in row for row in rows)
 
 
+def test_curricula_continue() -> None:
+    config = EnvConfig(id=f"mjlab:{SHORT}", num_envs=B, options={"device": "cpu"})
+    envs: Any = make_envs(config, seed=1, steps_before=700)
+    envs.reset()
+    envs.step(push(0))
+    assert envs._simulator._envs.common_step_counter == 701
+
+
 def test_ids_and_options_are_known() -> None:
     assert "mjlab:Mjlab-Cartpole-Balance" in list_envs("mjlab:*")
     assert make(SHORT, play=True).restore_method == "none"

@@ -333,6 +333,24 @@ def test_rsl_rl_environments_that_tell_no_limit_or_have_no_groups_are_refused() 
         make(vector)
 
 
+def test_curricula_continue_after_a_resume_and_in_evaluations(tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def make_vector(_: int) -> Any:
+        made.append(VecEnv(tells=True, limit=None))
+        made[-1].unwrapped = SimpleNamespace(common_step_counter=0)
+        return made[-1]
+
+    config = tiny(tmp_path, total_env_steps=64).with_updates({
+        "env.num_envs": 2, "evaluation.every_iterations": 3, "evaluation.episodes": 2,
+    })  # fmt: skip
+    run = phasicrl.train(config, make_vector_env=make_vector, callbacks=stop_at(2))
+    phasicrl.resume(run.directory, make_vector_env=make_vector)
+    evaluate(run.directory, episodes=2, make_vector_env=make_vector)
+    # Rollouts have 8 steps; evaluations follow the third and the fourth, the last of two policies.
+    assert [envs.unwrapped.common_step_counter for envs in made] == [0, 16, 24, 32, 32, 32]
+
+
 def test_groups_of_rsl_rl_may_be_nested_and_images_stay_images() -> None:
     class Seeing(VecEnv):
         def get_observations(self) -> Any:

@@ -53,12 +53,9 @@ def _try(folder: Path, what: str, at: int | str, mode: str) -> None:
     if isinstance(at, int):
         assert len(rows) == (at - 1) // 8, (what, at)
     (path,) = found
-    assert [row["env_steps"] for row in _rows(RunDirectory(path))] == rows
+    metrics = RunDirectory(path).metrics() if (path / "metrics.jsonl").stat().st_size else []
+    assert [row["env_steps"] for row in metrics] == rows
     assert resume(path, make_env=Corridor).env_steps == 4 * 32, (what, at)
-
-
-def _rows(files: RunDirectory) -> list[dict[str, float]]:
-    return files.metrics() if (files.path / "metrics.jsonl").stat().st_size else []
 
 
 @pytest.mark.filterwarnings("ignore:.*do not follow their seeds")  # nor does a fault

@@ -88,7 +88,7 @@ for task in sys.argv[2:]:
 """
 
 
-def answers(tasks: list[str], folder: Path, seconds: float = 60) -> Iterator[list[str]]:
+def answers(tasks: list[str], folder: Path) -> Iterator[list[str]]:
     """Yield each task's answer, without tasks whose C++ hangs or ends the process.
 
     Answers go through a file, because C++ prints as well.
@@ -98,7 +98,7 @@ def answers(tasks: list[str], folder: Path, seconds: float = 60) -> Iterator[lis
         file.write_text("")
         ask = [sys.executable, "-c", ASK, str(file), *tasks]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(ask, capture_output=True, timeout=seconds, cwd=folder, check=False)
+            subprocess.run(ask, capture_output=True, timeout=60, cwd=folder, check=False)
         said = [line.split() for line in file.read_text().splitlines()]
         tasks = tasks[len(said) + 1 :]
         yield from said

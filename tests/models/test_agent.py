@@ -66,8 +66,8 @@ def stored(agent: Agent) -> Tensor:
     return torch.from_numpy(agent.reader.layout.pack(batch, S * L)).unflatten(0, (S, L))
 
 
-def ask(agent: Agent, obs: Tensor, action_mask: Tensor | None = None) -> AgentOutput:
-    return agent(obs, NEVER[:, : obs.shape[1]], agent.initial_state(S), action_mask)
+def ask(agent: Agent, obs: Tensor) -> AgentOutput:
+    return agent(obs, NEVER[:, : obs.shape[1]], agent.initial_state(S))
 
 
 def values_of(output: AgentOutput) -> Tensor:

@@ -19,8 +19,8 @@ LAYERS = {"dense": lambda: nn.Linear(40, 12), "convolution": lambda: nn.Conv2d(5
 FAN_IN, FAN_OUT = {"dense": 40, "convolution": 9 * 5}, {"dense": 12, "convolution": 9 * 12}
 
 
-def initialized(layer: Any, scheme: Initialization, *, scale: float = 1.0, seed: int = 0) -> Any:
-    return Initializer(scheme, Generator().manual_seed(seed))(layer, scale)
+def initialized(layer: Any, scheme: Initialization, *, scale: float = 1.0) -> Any:
+    return Initializer(scheme, Generator().manual_seed(0))(layer, scale)
 
 
 def assert_all_norms(weight: Tensor, expected: float) -> None:

@@ -17,8 +17,8 @@ def any_memory(kind: Any, init: Any = "torch", seed: int = 0) -> Memory:
     return make_memory(D, config, Generator().manual_seed(seed))
 
 
-def memory_of(kind: str, init: str = "orthogonal") -> RecurrentMemory:
-    memory = any_memory(kind, init)
+def memory_of(kind: str) -> RecurrentMemory:
+    memory = any_memory(kind, "orthogonal")
     assert isinstance(memory, RecurrentMemory)
     with torch.no_grad():  # biases that are not zero, or a wrong one would not show
         for name, parameter in memory.named_parameters():

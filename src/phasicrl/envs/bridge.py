@@ -25,11 +25,13 @@ class EnvSlice(NamedTuple):
         num_envs: number of environments.
         base_seed: seed of the environments of all ranks.
         first_index: index of the first environment among those of all ranks.
+        steps_before: steps of each environment of the run before these are made.
     """
 
     num_envs: int
     base_seed: int
     first_index: int = 0
+    steps_before: int = 0
 
     def seeds(self) -> list[int]:
         """Derive one seed for each environment."""

@@ -33,6 +33,7 @@ def make_envs(
     seed: int,
     num_envs: int | None = None,
     first_index: int = 0,
+    steps_before: int = 0,
     make_env: MakeEnv | None = None,
     make_vector_env: MakeVectorEnv | None = None,
     whole_games: bool = False,
@@ -44,6 +45,8 @@ def make_envs(
         seed: seed from which the environments' seeds are derived.
         num_envs: number of environments; None for `config.num_envs`.
         first_index: index of the first environment among those of all ranks.
+        steps_before: steps of each environment of the run before these are made, from which
+            curricula of mjlab and Isaac Lab continue.
         make_env: function that makes a custom environment (Gymnasium's `Env`), whose name is then
             `config.id`.
         make_vector_env: function of a number of environments that makes a custom vector
@@ -57,7 +60,8 @@ def make_envs(
     """
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env are both given; expected one of them")
-    local = EnvSlice(config.num_envs if num_envs is None else num_envs, seed, first_index)
+    count = config.num_envs if num_envs is None else num_envs
+    local = EnvSlice(count, seed, first_index, steps_before)
     with closing(EnvWatchdog(config.id)) as watchdog:
         watchdog.current_call = "its start", 2 * CALL_TIMEOUT
         if make_vector_env is not None:

@@ -44,9 +44,11 @@ def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> Mjlab
     np.random.seed(local.seeds()[0])
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # three pages of tables
-            return MjlabSimulator(ManagerBasedRlEnv(config, options["device"]))
+            envs = ManagerBasedRlEnv(config, options["device"])
     finally:
         np.random.set_state(state)
+    envs.common_step_counter = local.steps_before  # which curricula read
+    return MjlabSimulator(envs)
 
 
 class MjlabSimulator:

@@ -18,12 +18,14 @@ class RslRlSimulator:
     `extras["final_obs"]`, if `cfg.compute_final_obs`.
     """
 
-    def __init__(self, envs: Any) -> None:
+    def __init__(self, envs: Any, steps_before: int = 0) -> None:
         self._envs, config = envs, getattr(envs, "cfg", None)
         self.has_final_obs = bool(getattr(config, "compute_final_obs", False))
         self.close = getattr(envs, "close", lambda: None)
         self._is_finite = bool(getattr(config, "is_finite_horizon", False))
         self.num_envs, self.device = envs.num_envs, envs.device
+        if hasattr(core := getattr(envs, "unwrapped", envs), "common_step_counter"):
+            core.common_step_counter = steps_before  # which curricula read
         obs = envs.get_observations()
         if not hasattr(obs, "items"):
             raise Invalid("returned a VecEnv of rsl_rl 1 or 2; expected groups in a TensorDict")

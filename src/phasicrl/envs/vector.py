@@ -59,7 +59,7 @@ def make_custom_envs(
             text = f"returned a {type(vector).__name__} with num_envs {size}"
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
         if hasattr(vector, "get_observations"):
-            vector = RslRlSimulator(vector)
+            vector = RslRlSimulator(vector, local.steps_before)
         has_device = getattr(vector, "device", None) is not None
         if not has_device and not hasattr(vector, "metadata"):
             rule = "a VectorEnv, or a simulator of tensors on its device"

@@ -243,8 +243,8 @@ def _make_envs(
     share, mask_actions = world.local_slice(config.env.num_envs), user["mask_actions"]
     envs = make_envs(
         config.env, seed=derive_seed(config.seed, "env", made_at_step), first_index=share.start,
-        num_envs=share.stop - share.start, make_env=user["make_env"],
-        make_vector_env=user["make_vector_env"],
+        num_envs=share.stop - share.start, steps_before=made_at_step // config.env.num_envs,
+        make_env=user["make_env"], make_vector_env=user["make_vector_env"],
     )  # fmt: skip
     if mask_actions is None:
         return envs

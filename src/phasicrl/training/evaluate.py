@@ -119,8 +119,9 @@ class SavedAgent:
     def make_envs(self, num_envs: int, levels: Levels, seed: int) -> VectorEnv:
         """Make environments for an evaluation, see `make_evaluation_envs`."""
         return evaluation.make_evaluation_envs(
-            self.config, num_envs=num_envs, levels=levels, seed=seed, **self.env_objects
-        )
+            self.config, num_envs=num_envs, levels=levels, seed=seed,
+            env_steps=self.run_directory.card.get("env_steps", 0), **self.env_objects,
+        )  # fmt: skip
 
     def load_agent(
         self, envs: VectorEnv, which: WeightsKind = "last", *, checkpoint: Path | None = None

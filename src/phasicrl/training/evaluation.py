@@ -124,7 +124,7 @@ def check_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
 
 
 def make_evaluation_envs(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, **user: Any
+    config: Config, *, num_envs: int, levels: Levels, seed: int, env_steps: int = 0, **user: Any
 ) -> VectorEnv:
     """Make environments like those of a run, with whole games and seeds unused in training.
 
@@ -133,11 +133,15 @@ def make_evaluation_envs(
         num_envs: number of environments.
         levels: levels of Procgen, see `evaluate`.
         seed: seed of the environments.
+        env_steps: environment steps of the run so far.
         user: custom `make_env` or `make_vector_env`, see `evaluate`.
     """
     num_levels = 0 if levels == "unseen" else config.env.num_levels
     env = replace(config.env, num_envs=num_envs, num_levels=num_levels)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), whole_games=True, **user)
+    return make_envs(
+        env, seed=derive_seed(seed, "evaluation"), whole_games=True,
+        steps_before=env_steps // config.env.num_envs, **user,
+    )  # fmt: skip
 
 
 class AgentInput(NamedTuple):
@@ -312,7 +316,7 @@ class PeriodicEvaluation:
         eval_configs: list[tuple[Levels, Config]] = [(x, self._config) for x in kinds]
         eval_configs.extend((kinds[0], self._config.with_updates({"env.id": x})) for x in env_ids)
         with self._world.sync_errors("an evaluation"):
-            episodes = [self._run_episodes(*x, agent) for x in eval_configs]
+            episodes = [self._run_episodes(*x, agent, env_steps) for x in eval_configs]
         (mean_return, mean_length), *means = (
             [statistics.fmean(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True)]
             for parts in zip(*self._world.all_gather_object(episodes), strict=True)
@@ -328,7 +332,9 @@ class PeriodicEvaluation:
             self._recorder.write(agent, env_steps, derive_seed(self._config.seed, "validation"))
         return record
 
-    def _run_episodes(self, levels: Levels, config: Config, agent: Agent) -> Episodes:
+    def _run_episodes(
+        self, levels: Levels, config: Config, agent: Agent, env_steps: int
+    ) -> Episodes:
         """Run this process's episodes on one environment and kind of levels; record the first."""
         is_own = config is self._config
         is_first = is_own and levels == list_level_kinds(config.evaluation.levels)[0]
@@ -338,7 +344,9 @@ class PeriodicEvaluation:
         others = () if self._world.is_first else (self._world.rank,)
         seed = derive_seed(config.seed, "validation", *others)
         num_envs = min(self._episodes, 16)
-        envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, **user)
+        envs = make_evaluation_envs(
+            config, num_envs=num_envs, levels=levels, seed=seed, env_steps=env_steps, **user
+        )
         with closing(envs):
             return run_agent_episodes(
                 agent, envs, episodes=self._episodes, policy=config.evaluation.policy,

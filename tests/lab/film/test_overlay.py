@@ -79,9 +79,9 @@ def test_bars_are_in_a_masks_order_whatever_the_heads() -> None:
     assert np.array(free) == pytest.approx(expected * [1, 1, 0, 0, 1], abs=2.5)
 
 
-def gauge(image: np.ndarray, count: int = 1) -> tuple[float, float]:
+def gauge(image: np.ndarray) -> tuple[float, float]:
     """Return the places of mean and action in a range, as shares from the bottom."""
-    pixels = column(image, count - 1, count)
+    pixels = column(image, 0, 1)
     places = (float(rows(pixels, color).mean()) for color in (_INK, _ACCENT))
     mean, taken = ((BOTTOM - place) / (BOTTOM - TOP) for place in places)
     return mean, taken

@@ -35,7 +35,8 @@ def written(folder: Path, search: module.Search, count: int) -> Path:
 
 def search_of(tmp_path: Path, *more: Any, values: dict[str, Any] = VALUES) -> module.Search:
     """Describe a search over 24 iterations."""
-    return module.Search(small(tmp_path, "ppo", total_env_steps=1536), values, *more)
+    base = small(tmp_path, "ppo", total_env_steps=1536, imports=("tests.corridor",))
+    return module.Search(base, values, *more)
 
 
 def trained(folder: Path, number: int) -> str:
@@ -115,7 +116,9 @@ class Returns:
         return 1e6 * config.ppo.learning_rate + {1: 0, 2: 10, 3: 20, 4: 1000}[config.seed] + until
 
 
-def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worse_half_is_pruned_by_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     returns = Returns(monkeypatch)
     folder = written(tmp_path / "search", search_of(tmp_path, (1, 2, 3, 4), 3), 12)
     states = [trained(folder, number) for number in range(12)]
@@ -141,6 +144,8 @@ def test_the_worse_half_is_pruned_by_rung(tmp_path: Path, monkeypatch: pytest.Mo
             assert reported[steps[-1]] < sorted(others)[len(others) // 2]
     scores = [x.score for x in sweep.get_trial_statuses(folder) if x.state == "complete"]
     assert max(filter(None, scores)) == study.best_value
+    assert main(["sweep", "status", str(folder)]) == 0
+    assert "/trial.json --seed 101 --import tests.corridor`" in capsys.readouterr().out
 
 
 def test_trials_of_any_length_are_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,16 +211,6 @@ def test_values_that_do_not_fit_fail(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (trial.params["ppo.num_minibatches"] == 3) == (state == "fail")
     for status in sweep.get_trial_statuses(folder):
         assert ("ppo.num_minibatches=3: " in status.arm) == (status.state == "fail"), status.arm
-
-
-def test_the_best_trial_comes_with_its_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Returns(monkeypatch)
-    base = small(tmp_path, "ppo", total_env_steps=1536, imports=("tests.corridor",))
-    folder = written(tmp_path / "search", module.Search(base, VALUES), 1)
-    assert trained(folder, 0) == "complete" and main(["sweep", "status", str(folder)]) == 0
-    assert "0000/trial.json --seed 101 --import tests.corridor`" in capsys.readouterr().out
 
 
 def test_values_that_fail_in_training_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
