@@ -26,7 +26,7 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
                 np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
                 np.testing.assert_array_equal(again, taken)
     assert len(kept._steps) <= 2 * 64 or chance < 0.3, "memory follows the longest episode"
-    kept.set_actions([], 0)
+    kept.clear()
     assert [len(taken) for taken in kept.split_by_env()] == [0, 0, 0]
 
 

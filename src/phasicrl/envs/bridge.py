@@ -1,7 +1,6 @@
 """Base class of environments with NumPy arrays: tensors, checks, resume. Kind: effects."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -72,31 +71,35 @@ class EpisodeActions:
     """
 
     def __init__(self, num_envs: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self._shape, self._dtype = (num_envs, *shape), dtype
-        self._steps: deque[np.ndarray] = deque()
+        self._steps, self._end = np.empty((0, num_envs, *shape), dtype), 0
         self._lengths = np.zeros(num_envs, np.int64)
 
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
         """Record the actions `[B, …]` of a step; drop all of the episodes that it `ended` `[B]`."""
-        self._steps.append(action.copy())
+        if self._end == len(self._steps):  # full: keep the current episodes, with as much space
+            current, _ = self.get_actions()
+            space = np.empty((len(current) + 64, *current.shape[1:]), current.dtype)
+            self._steps, self._end = np.concatenate([current, space]), len(current)
+        self._steps[self._end] = action
+        self._end += 1
         self._lengths += 1
         self._lengths[ended] = 0
-        longest = self._lengths.max()
-        while len(self._steps) > longest:
-            self._steps.popleft()
 
     def get_actions(self) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the last T actions `[T, B, …]` and of the current lengths `[B]`.
 
         T is the length of the longest current episode.
         """
-        actions = np.array(list(self._steps), self._dtype).reshape(-1, *self._shape)
-        return actions, self._lengths.copy()
+        start = self._end - self._lengths.max()
+        return self._steps[start : self._end].copy(), self._lengths.copy()
 
-    def set_actions(self, actions_by_step: Sequence[np.ndarray] | np.ndarray, lengths: Any) -> None:
-        """Restore the result of `get_actions`; no actions and length 0 after a reset of all."""
-        self._steps = deque(actions_by_step)
-        self._lengths[:] = lengths
+    def set_actions(self, actions: np.ndarray, lengths: np.ndarray) -> None:
+        """Restore the result of `get_actions`."""
+        self._steps, self._end, self._lengths = actions.copy(), len(actions), lengths.copy()
+
+    def clear(self) -> None:
+        """Drop all actions, after a reset of all environments."""
+        self._lengths[:] = 0
 
     def split_by_env(self) -> list[np.ndarray]:
         """Return the actions `[L, …]` of the current episodes: B arrays, each oldest first."""
@@ -136,7 +139,7 @@ class NumpyVectorEnv:
     def reset(self) -> Tensor:
         """Reset every environment and return the first observations `[B, …]`."""
         obs, mask = self._call_with_watchdog("reset()", self.timeout, self._reset)
-        self._episodes.set_actions([], 0)
+        self._episodes.clear()
         self._num_steps = 0
         return self._keep_obs_and_mask(obs, mask)
 
