@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from phasicrl.config import AuxConfig, Config, ObsNormConfig, ValueNormConfig
@@ -120,7 +121,7 @@ class NoisyEncoder(nn.Module):
         self.normalizer = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
 
     def forward(self, obs: Tensor) -> Tensor:
-        self.result = self.normalizer(obs)
+        self.result = self.normalizer(obs) + 0.1 * torch.randn(4)
         self.results = {"last": [self.result]}
         return self.result
 

@@ -115,9 +115,9 @@ phasicrl.envs.protocol: LIMIT_HINT
 phasicrl.models.agent: Agent
 phasicrl.models.encoders: has_channels_first
 phasicrl.presets: PRESETS
-phasicrl.runs.checkpoint: hash_file
+phasicrl.runs.checkpoint: CheckpointError hash_file
 phasicrl.runs.directory: METRICS_FILE RunDirectory WeightsKind
-phasicrl.runs.lock: RunLock
+phasicrl.runs.lock: RunInUseError RunLock
 phasicrl.runs.metrics: METRICS
 phasicrl.system.machine: import_optional num_cores
 phasicrl.system.signals: SignalHandler call_on_parent_exit

@@ -7,6 +7,7 @@ import re
 import typing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -403,6 +404,10 @@ def test_values_are_converted_to_the_types_of_their_options() -> None:
     given |= {"ppo.clip": 1, "seed": np.int64(4), "total_env_steps": 1e6}
     values = Config().with_updates(given).values()
     assert repr([values[x] for x in given]) == "[(64, 32), (0.5, 0.0), 1.0, 4, 1000000]"
+    options: dict[str, Any] = {"a": np.int64(1)}
+    kept = EnvConfig(options=MappingProxyType(options)).options
+    options["b"] = np.nan
+    assert kept == {"a": 1} and type(kept["a"]) is int
 
 
 def test_a_group_and_one_of_its_options_change_together() -> None:

@@ -218,18 +218,13 @@ def test_commands_of_programs_are_understood(monkeypatch: pytest.MonkeyPatch) ->
             parse(shlex.split(f"benchmarks/{wrong}"), patch)
 
 
-EXAMPLES = [path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))]
+def dedent(text: str) -> str:
+    """Return the lines without indentation, each with an end before and after it."""
+    return "".join(f"\n{line.strip()}\n" for line in text.splitlines())
+
+
+EXAMPLES = [dedent(path.read_text()) for path in sorted((ROOT / "examples").glob("*.py"))]
 """Texts of the examples, which tests/test_examples.py runs."""
-
-
-def is_of_an_example(block: str) -> bool:
-    """Return true if an example has these lines in this order, whatever their indentation."""
-    lines = [line.strip() for line in block.splitlines()]
-    return any(
-        example[at : at + len(lines)] == lines
-        for example in ([line.strip() for line in text.splitlines()] for text in EXAMPLES)
-        for at in range(len(example))
-    )
 
 
 def needs_another_package(block: str) -> bool:
@@ -244,8 +239,8 @@ CODE = {
     for name, text in TEXTS.items()
     if name not in TESTED_BELOW
     and (code := [each for each in blocks("python", text)
-                  if not is_of_an_example(each) and not needs_another_package(each)
-                  and "TorchTrainer" not in each])
+                  if not (needs_another_package(each) or "TorchTrainer" in each
+                          or any(dedent(each) in x for x in EXAMPLES))])
 }  # fmt: skip
 """The Python of each page that no example has."""
 LONG = ["docs/coming-from.md"]

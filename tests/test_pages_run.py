@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.lab.experiments import suites, trials
 from phasicrl.presets import PRESETS, Preset, get_preset
-from phasicrl.training.evaluate import Evaluation, evaluate
+from phasicrl.training.evaluate import evaluate
 from tests.helpers import mark_long, run_here
 from tests.test_docs import TEXTS, commands, own_commands
 
@@ -57,12 +58,6 @@ def small(config: Config) -> Config:
     return config.with_updates(changes)
 
 
-def play_one_episode(run: Path, **options: Any) -> list[Evaluation]:
-    """Evaluate the runs of a suite for one episode in place of 100."""
-    options["episodes"] = 1
-    return evaluate(run, **options)
-
-
 @pytest.fixture
 def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every preset and suite small."""
@@ -71,7 +66,7 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(PRESETS, name, made)
     few_steps = {"env.num_envs": 4, "ppo.num_steps": 16, "total_env_steps": 64}
     monkeypatch.setattr(suites, "_SMALL_PROCGEN", few_steps)
-    monkeypatch.setattr(trials, "evaluate", play_one_episode)
+    monkeypatch.setattr(trials, "evaluate", partial(evaluate, episodes=1))  # in place of 100
     monkeypatch.setattr(trials, "run_in_processes", run_here)
     for name, suite in suites.SUITES.items():
         few = replace(suite, make_arms=lambda base, suite=suite: suite.make_arms(base)[:2])

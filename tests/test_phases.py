@@ -229,7 +229,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
     """PyTorch computes the weighted divergence from the policy before the phase."""
     options = {"learning_rate": 3e-3, "schedule": "adaptive_kl", "schedule_kl": 3e-4}
     run = filled(with_ppo(tmp_path, num_minibatches=4, policy_epochs=3, value_epochs=2, **options))
-    weight = torch.tensor([2.0, 0.0]).repeat(4, 4)
+    weight = torch.tensor([[1.0, 0.0], [3.0, 3.0], [0.0, 0.0], [0.5, 0.5]]).repeat(1, 4)
     agent, make, rate = run.agent, run.executor.make_gradient_step, 3e-3
     behavior, found, expected = copy.deepcopy(agent), [], []
 
@@ -247,7 +247,7 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
                         for each in (behavior, agent)
                     )
                 assert piece.weight is not None
-                kl = float((kl_divergence(old, new) * piece.weight).mean())
+                kl = float((kl_divergence(old, new) * piece.weight).sum() / piece.weight.sum())
                 rate *= 1 / 1.5 if kl > 6e-4 else 1.5 if 0 < kl < 1.5e-4 else 1
                 expected.append(rate)
                 found.append(settings.optimizer.param_groups[0]["lr"])
@@ -259,6 +259,31 @@ def test_the_learning_rate_of_a_step_follows_the_kl_of_its_minibatch(tmp_path: P
         learn_from(run, samples_of(run, weight))
     assert found == pytest.approx(expected) and len(found) == 12
     assert max(found) > 3e-3 and any(after < before for before, after in pairwise(found))
+
+
+def test_a_policy_that_has_not_moved_leaves_the_rate(tmp_path: Path) -> None:
+    """Passes of other sizes round its outputs otherwise."""
+    options = {"schedule": "adaptive_kl", "num_minibatches": 1, "policy_epochs": 1}
+    run = filled(with_ppo(tmp_path, value_epochs=1, **options))
+    outputs = torch.zeros(2, 4, 8, run.agent.policy_head.num_dist_params)
+    outputs[1, ..., 0] = 0.01
+    with patch.object(phases, "compute_dist_params", side_effect=[*outputs]):
+        policy_phase(run.learner, run.buffer.rollout(0))
+    assert run.learner.lr_multiplier == 1
+
+
+def test_a_first_value_has_the_scale_of_its_targets(tmp_path: Path) -> None:
+    aux = tiny_aux(recompute_targets=True)
+    norms = {"reward_norm.per": "rollout", "value_norm": VALUE_NORM}
+    run = open_run(tiny(tmp_path, aux=aux).with_updates(norms))
+    rollout = run.collect(run.buffer.next_rollout())
+    policy_phase(run.learner, rollout)
+    normalizer: Any = run.learner.reward_normalizer
+    before = normalizer.scale
+    normalizer.moments.sum_of_squares.mul_(100)
+    _, bootstrap = run.learner.to_current_reward_scale(rollout)
+    expected = rollout.next_value * float(before / normalizer.scale)
+    torch.testing.assert_close(bootstrap, expected)
 
 
 def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:

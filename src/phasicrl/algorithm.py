@@ -82,7 +82,9 @@ def train(
         The finished run: `run.agent`, `run.directory`, `run.format_results()`.
 
     Raises:
-        ValueError: the configuration cannot work; nothing was started.
+        ValueError: the configuration cannot work, and nothing was started; or training has
+            diverged, or a callback or schedule returned something wrong: the error then has
+            `run_directory`.
         EnvError: an environment failed.
         RankError: another process of the run failed or does not answer.
     """
@@ -114,7 +116,9 @@ def resume(
 
     Raises:
         ValueError: the directory is not a run directory, is in use by another process, has no
-            usable checkpoint, or its configuration was changed.
+            usable checkpoint, or its configuration was changed; or as in `train`.
+        EnvError: an environment failed.
+        RankError: another process of the run failed or does not answer.
     """
     run_directory = RunDirectory.find(run_dir)
     compute = run_directory.config.compute

@@ -244,7 +244,8 @@ class ActionConfig(_Group):
     `fixed`: constant.
     `range`: constant share of the action range (source 004)."""
     std_value: _PositiveFloat = 1.0
-    """Initial standard deviation (Baselines: 1); with `fixed` its value, with `range` the share."""
+    """Initial standard deviation (Baselines: 1), to which those of a network output add
+    `min_std`; with `fixed` its value, with `range` the share."""
     min_std: _PositiveFloat = 1e-6
     """Minimum of trained standard deviations (Acme: 1e-6)."""
     max_std: _PositiveFloat | None = None
@@ -797,11 +798,10 @@ class Config(_Group):
         values = {f"env.options.{key}": value for key, value in self.env.options.items()}
         for part in fields(self):
             value = getattr(self, part.name)
-            if not is_dataclass(value):
+            if is_dataclass(value):
+                values |= {f"{part.name}.{x.name}": getattr(value, x.name) for x in fields(value)}
+            else:
                 values[part.name] = value
-                continue
-            for each in fields(value):
-                values[f"{part.name}.{each.name}"] = getattr(value, each.name)
         del values["env.options"]
         return values
 

@@ -155,7 +155,8 @@ def atomic_write(path: Path) -> Generator[Path]:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and not error.filename:  # as of a full disk
+        # Of a full disk the name is missing.
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
     fsync_path(path.parent)
@@ -259,8 +260,9 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         if value not in members:
             raise ValueError(f"{path} is {value!r}; expected {', '.join(map(str, members))}")
         return value
-    if origin is Mapping and isinstance(value, dict):
-        return cast(dict[str, Any], value)
+    if origin is Mapping and isinstance(value, Mapping):
+        entries = cast(Mapping[str, Any], value).items()
+        return {key: x.tolist() if hasattr(x, "tolist") else x for key, x in entries}
     if origin is tuple and isinstance(value, list | tuple):
         entries = cast("list[Any] | tuple[Any, ...]", value)
         if members[-1] is not ... and len(entries) != len(members):

@@ -276,6 +276,8 @@ def _compute_targets_and_update_value_norm(
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
+        if learner.reward_normalizer is not None:  # whose scale the targets have
+            rollout.reward_scale.fill_(learner.reward_normalizer.scale)
         samples, record = _compute_rollout_targets(learner, rollout, reward)
     return samples, record
 
@@ -364,6 +366,7 @@ def policy_phase(
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     coefficients, kl_exceeded = learner.policy_loss_coefficients(), False
+    has_moved = learner.proximal is not None  # else the KL is 0, up to rounding
     for epoch, (trains_policy, trains_value) in enumerate(ppo.epoch_kinds):
         # After an early stop, a joint epoch trains the value function alone, and is skipped if
         # that would change the policy as well.
@@ -385,7 +388,8 @@ def policy_phase(
         loss = PolicyPhaseLoss(agent, ppo, trains_policy, trains_value, executor.precision(phase))
         step = executor.make_gradient_step(loss, learner.make_adam_settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, trains_policy=trains_policy):
-            _adapt_rate_to_kl(learner, minibatch, phase)
+            _adapt_rate_to_kl(learner, minibatch, is_due=has_moved and trains_policy)
+            has_moved |= trains_policy or agent.value_path == "shared"
             means.add(*step(minibatch, *coefficients))
             learner.update_proximal_policy(phase)
 
@@ -422,27 +426,34 @@ def _shuffled_minibatches(
     proximal = learner.proximal if trains_policy else None
     for minibatch in samples.minibatches(ppo.num_minibatches, order, unit=unit):
         if proximal is not None:
-            minibatch, executor = minibatch.materialize(), learner.executor
-            params = compute_dist_params(proximal.agent, minibatch.source, executor=executor)
-            source = replace(minibatch.source, old_dist_params=params)
-            minibatch = replace(minibatch, source=source)
+            part = minibatch.gather()
+            params = compute_dist_params(proximal.agent, part, executor=learner.executor)
+            part, index = replace(part, old_dist_params=params), torch.arange(len(part))
+            minibatch = Minibatch(part, index.to(order.device), as_steps=False)
         yield minibatch
 
 
 @torch.no_grad()
-def _adapt_rate_to_kl(learner: Learner, minibatch: Minibatch[PolicySamples], phase: Phase) -> None:
+def _adapt_rate_to_kl(
+    learner: Learner, minibatch: Minibatch[PolicySamples], *, is_due: bool
+) -> None:
     """With `adaptive_kl`, adapt the learning rate to the KL of the minibatch before its step.
 
     The KL is from the behavior policy, or from the proximal policy of PPO-EWMA.
     """
-    if learner.config.ppo.schedule != "adaptive_kl" or phase != "policy":
+    if not is_due or learner.config.ppo.schedule != "adaptive_kl":
         return
     agent, executor, samples = learner.agent, learner.executor, minibatch.gather()
     assert samples.old_dist_params is not None, "parameters of the old policy are missing"
     params = compute_dist_params(agent, samples, executor=executor)
     policy, old_policy = map(agent.policy_head.distribution, (params, samples.old_dist_params))
-    kl = float(objectives.weighted_mean(policy.kl_from(old_policy), samples.weight))
-    learner.adapt_learning_rate(executor.world.average_record({"kl": kl})["kl"])
+    kl = policy.kl_from(old_policy)
+    weight = torch.ones_like(kl) if samples.weight is None else samples.weight
+    # Weights have a mean of 1 over the batch, not over each minibatch.
+    sums = {"kl": float((kl * weight).mean()), "weight": float(weight.mean())}
+    sums = executor.world.average_record(sums)
+    if sums["weight"]:
+        learner.adapt_learning_rate(sums["kl"] / sums["weight"])
 
 
 def auxiliary_phase(

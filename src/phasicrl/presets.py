@@ -1,6 +1,7 @@
 """Named configurations with their sources and parents. Kind: data."""
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -365,7 +366,7 @@ def get_preset(name: str) -> Config:
     if name not in PRESETS:
         hint = suggest_name(name, PRESETS)
         raise ValueError(f"unknown preset {name!r}{hint}; `phasicrl presets` lists all")
-    return PRESETS[name].config
+    return deepcopy(PRESETS[name].config)  # `env.options` could be changed
 
 
 def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:

@@ -130,7 +130,7 @@ def monte_carlo_return(
 def mark_whole_episodes(
     first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, max_episodes: int | None = None
 ) -> Bool[Tensor, "B T"]:
-    """Return a mask `[B, T]` of the steps of episodes that begin in the first half of a rollout.
+    """Return a mask `[B, T]` of the steps of episodes that begin by the middle of a rollout.
 
     Training on these is unbiased; all finished episodes would favor short ones. They are complete,
     since a longer episode raises an error.
@@ -143,7 +143,7 @@ def mark_whole_episodes(
 
     Raises:
         ValueError: an episode is longer than half the rollout, so that it is not complete, or none
-            begins in the first half.
+            begins by the middle.
     """
     half, steps = first.shape[1] // 2, torch.arange(first.shape[1], device=first.device)
     start = torch.where(first, steps, -1).cummax(1).values

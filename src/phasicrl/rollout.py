@@ -124,11 +124,6 @@ class Minibatch(Generic[S]):
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.as_steps else samples
 
-    def materialize(self) -> "Minibatch[S]":
-        """Return an equal minibatch whose source is a copy of the selected samples alone."""
-        samples, device = self.gather(), self.index.device
-        return Minibatch(samples, torch.arange(len(samples), device=device), as_steps=False)
-
 
 @dataclass(frozen=True, slots=True)
 class PolicySamples(Samples):

@@ -26,7 +26,7 @@ from phasicrl.training.evaluate import evaluate
 from tests.envs import counting
 from tests.envs.acting import check_known_episodes, check_known_masks, draw_action
 from tests.envs.simulators import RestoredEnvs, TensorEnvs
-from tests.helpers import assert_same_run, stop_at, tiny, tiny_aux
+from tests.helpers import assert_same_run, corridor, stop_at, tiny, tiny_aux
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TensorCartPole = runpy.run_path(str(EXAMPLES / "tensor_cartpole.py"))["TensorCartPole"]
@@ -258,6 +258,17 @@ def test_simulators_without_a_state_start_new_episodes_and_resume_says_so(
     assert "environments start new episodes: they cannot be" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("one", [
+    TensorEnvs(counting.PlainCounting, 4, "raw"),
+    gym.vector.SyncVectorEnv([corridor] * 4, autoreset_mode=AutoresetMode.SAME_STEP),
+])  # fmt: skip
+def test_an_evaluation_takes_no_environments_of_the_training(tmp_path: Path, one: Any) -> None:
+    config = tiny(tmp_path).with_updates({"evaluation.every_iterations": 1})
+    with pytest.raises(EnvError, match="the same environments twice"):
+        phasicrl.train(config, make_vector_env=lambda _: one)
+    phasicrl.train(tiny(tmp_path), make_vector_env=lambda _: one)  # closed by the other run
+
+
 class VecEnv:
     """rsl_rl's interface over one counter for each environment: episodes of 3 and 5 steps.
 
@@ -328,6 +339,7 @@ def test_rsl_rl_environments_that_tell_no_limit_or_have_no_groups_are_refused() 
     envs.reset()
     with pytest.raises(EnvError, match=r"time_outs.*max_episode_length.*expected one"):
         envs.step(torch.zeros(2, 1))
+    envs.close()
     vector.get_observations = lambda: (torch.zeros(2, 1), {})  # type: ignore[method-assign]
     with pytest.raises(EnvError, match="rsl_rl 1 or 2; expected groups"):
         make(vector)

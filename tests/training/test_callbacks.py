@@ -155,6 +155,6 @@ def test_callbacks_are_an_object_or_a_function(tmp_path: Path, given: Any) -> No
 @pytest.mark.parametrize("name", ["on_step", "on_iterations"])
 def test_a_method_that_nothing_calls_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"Mine.{name} is never called; expected on_start, on_ep"):
-        type("Mine", (Callbacks,), {name: lambda *_: None})
-    below = type("Below", (Recorder,), {"on_end": lambda *_: None, "_on_step": 3, "once": 4})
+        type("Mine", (type("Mixin", (), {name: print}), Callbacks), {})
+    below = type("Below", (Recorder,), {"on_end": lambda *_: None, "_on_step": print, "on_gpu": 4})
     assert issubclass(below, Callbacks)

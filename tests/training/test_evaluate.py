@@ -157,6 +157,10 @@ def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: 
         for seed in (0, 0, 1)
     )
     assert first == second != other
+    (path := tmp_path / "steps.csv").write_text("kept")
+    with pytest.raises(ValueError, match="best"):
+        evaluate(directory, weights="best", make_env=corridor, steps_file=path)
+    assert path.read_text() == "kept"
 
 
 def test_a_small_network_is_evaluated_by_one_thread(tmp_path: Path) -> None:

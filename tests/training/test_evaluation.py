@@ -37,13 +37,15 @@ def evaluated(tmp_path: Path, **changes: Any) -> Config:
     return tiny(tmp_path, total_env_steps=128).with_updates(few | changes)
 
 
-@pytest.mark.parametrize("memory", ["none", "lstm"])
-def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) -> None:
+@pytest.mark.parametrize(("memory", "encoder"), [("none", helpers.NoisyEncoder), ("lstm", None)])
+def test_a_run_with_evaluations_is_the_run_without(
+    tmp_path: Path, memory: str, encoder: Any
+) -> None:
     changes = {"model.memory": memory, "model.memory_size": 8, "aux": tiny_aux()}
     config = evaluated(tmp_path / "with", **changes)
     off = {"evaluation.every_iterations": None, "evaluation.episodes": 20}
     plain = config.with_updates(off | {"output_dir": str(tmp_path / "without")})
-    run, other = train(config, make_env=Corridor), train(plain, make_env=Corridor)
+    run, other = (train(x, make_env=Corridor, make_encoder=encoder) for x in (config, plain))
     assert_same(run.agent.state_dict(), other.agent.state_dict())
     rows, found = rows_of(run.files), list[set[str]]()
     for row in rows:
@@ -110,11 +112,6 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
     assert ours == evaluate(run.directory, episodes=4, make_env=Corridor)
     with pytest.raises(ValueError, match="no images to film"):
         film(run.directory, make_env=Corridor, weights="best")
-
-
-def test_a_network_that_keeps_a_result_is_evaluated(tmp_path: Path) -> None:
-    run = train(evaluated(tmp_path), make_env=Corridor, make_encoder=helpers.NoisyEncoder)
-    assert sum("evaluation/return" in row for row in run.files.metrics()) == 2
 
 
 def test_both_kinds_of_level_and_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

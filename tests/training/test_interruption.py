@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,14 +52,10 @@ class Struck(Corridor):
         return super().step(action)
 
 
-def break_down() -> None:
-    raise RuntimeError("broken")
-
-
 @pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
 def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, aux: Any) -> None:
     config = tiny(tmp_path, aux=aux, checkpoint=AT_THE_END, total_env_steps=224)
-    make_env = type("Breaking", (Struck,), {"strike": staticmethod(break_down)})
+    make_env = type("Breaking", (Struck,), {"strike": Mock(side_effect=RuntimeError("broken"))})
     with pytest.raises(EnvError, match="broken"), start_run(config, make_env=make_env) as run:
         learn(run)
     assert [path.name for path in run.files.checkpoints] == ["step-000000000064"]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from phasicrl import Callbacks, phases
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig
+from phasicrl.config import AuxConfig, CheckpointConfig, ObsNormConfig, RewardNormConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.normalize import RewardNormalizer
@@ -80,14 +80,6 @@ def stop_after(iterations: int) -> Callable[[Run, dict[str, float]], None]:
             raise Stopped
 
     return stop
-
-
-def stopped_after(iterations: int, config: Config) -> Path:
-    """Return a run directory as a crash right after the end of an iteration leaves it."""
-    with start_run(config, make_env=corridor) as run, pytest.raises(Stopped):
-        run.callbacks.on_iteration = stop_after(iterations)
-        learn(run)
-    return run.directory
 
 
 @pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
@@ -383,6 +375,8 @@ def test_an_own_metric_that_cannot_be_logged_is_named(
 
 def test_results_speak_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
+    (run.directory / "metrics.jsonl").unlink()
+    assert run.format_results()["environment steps"] == "128"
     for given, expected in (
         ([(30, 9.0), (60, 5.0)], ("return, last 90 episodes", "5.00")),
         ([(60, 9.0), (50, 7.0), (50, 6.0)], ("return, last 100 episodes", "6.00")),
@@ -513,7 +507,11 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
 ) -> None:
     """The warning names the rejected checkpoint."""
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=512, checkpoint=EVERY_ITERATION)
-    directory = stopped_after(3, config.with_updates({"log.console": "plain"}))
+    config = config.with_updates({"log.console": "plain"})
+    with start_run(config, make_env=corridor) as run, pytest.raises(Stopped):
+        run.callbacks.on_iteration = stop_after(3)
+        learn(run)
+    directory = run.directory  # as a crash right after the third iteration leaves it
     (RunDirectory(directory).checkpoints[-1] / damaged).write_text("torn")
     with build.restore_run(directory, make_env=corridor) as run:
         assert "step-000000000096 cannot be used" in capsys.readouterr().out

@@ -115,13 +115,14 @@ class NumpyVectorEnv:
     if unknown), and `_replay`, which restarts them and takes the actions `[L, …]` of each.
 
     Attributes:
+        is_open: whether `close` has not been called.
         timeout: deadline of a call in this process, in seconds.
         remedy: end of error messages.
     """
 
     device = torch.device("cpu")
     restore_method: RestoreMethod = "none"
-    has_final_obs = True
+    has_final_obs = is_open = True
     timeout: float = CALL_TIMEOUT
     remedy = ""
 
@@ -201,7 +202,7 @@ class NumpyVectorEnv:
 
     def close(self) -> None:
         """Release processes and threads; further calls do nothing."""
-        self._obs = None
+        self._obs, self.is_open = None, False
         self._watchdog.current_call = "close()", self.timeout
         try:
             self._close()

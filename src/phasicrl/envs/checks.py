@@ -146,8 +146,7 @@ def inspect_env(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> EnvP
             hint = "the older `gym` is another package; make_vector_env takes vector environments"
             raise Invalid(f"{given}; expected a gymnasium.Env ({hint})")
     try:
-        spaces = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
-        properties = make_properties_from_spaces(name, *spaces)
+        properties = make_properties(name, env)
         source = properties.mask_source
         if source is None and get_nvec(properties.action_space):
             if env.has_wrapper_attr("action_masks"):
@@ -171,13 +170,15 @@ def warn_of_extra_obs_keys(name: str, properties: EnvProperties, obs: Any) -> bo
     return bool(extra)
 
 
-def make_properties_from_spaces(name: str, space: Any, action_space: Any) -> EnvProperties:
-    """Make the properties of environments with these observation and action spaces.
+def make_properties(name: str, envs: Any, prefix: str = "") -> EnvProperties:
+    """Make the properties of environments from their spaces, whose names have a prefix.
 
     Raises:
         ValueError: a space is missing or not supported.
     """
     mask_source: MaskSource | None = None
+    spaces: Any = (getattr(envs, f"{prefix}{x}_space", None) for x in ("observation", "action"))
+    space, action_space = spaces
     # Masks apply to discrete components only.
     if get_nvec(action_space) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
         mask_source = "observation"

@@ -36,7 +36,7 @@ import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, cast, get_args
@@ -72,6 +72,12 @@ RESERVED_OPTIONS = {
 TRAINING_OPTIONS = ("episodic_life", "reward_clip")
 """Options that change episodes or rewards for training, which evaluations do not use."""
 
+GAMES_WITH_MEMORY = (
+    "Hangman-v5", "HauntedHouse-v5", "IceHockey-v5", "SirLancelot-v5", "Surround-v5",
+    "TimePilot-v5", "YarsRevenge-v5",
+)  # fmt: skip
+"""Games of Atari whose episodes depend on earlier ones, of 104 that were replayed."""
+
 _THREAD_DIR = "/proc/self/task"
 _UNCHANGED_ARRAYS_MODULE = "envpool.python.gymnasium_envpool"
 """Module of `_to` in families that return the arrays of `_recv` unchanged."""
@@ -96,7 +102,8 @@ class EnvPoolEnv(NumpyVectorEnv):
         """
         family, num_envs = get_family_by_task()[task_id], local.num_envs
         self._is_procgen = family == PROCGEN
-        self.restore_method: RestoreMethod = "replay" if _is_replayable(family, options) else "none"
+        can_replay = _is_replayable(task_id, family, options)
+        self.restore_method: RestoreMethod = "replay" if can_replay else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
         spaces = get_task_spaces(task_id, options)
         check_spaces(name, *spaces)
@@ -173,10 +180,11 @@ class EnvPoolEnv(NumpyVectorEnv):
         self._pool = self._step_pool = self._reset_pool = cast(Any, None)
 
 
-def _is_replayable(family: str, options: Mapping[str, Any]) -> bool:
-    """Return whether only resets draw random numbers, so that actions determine an episode."""
+def _is_replayable(task_id: str, family: str, options: Mapping[str, Any]) -> bool:
+    """Return whether seed and number of resets determine an episode, given its actions."""
     if family == "envpool.atari":  # lost lives and sticky actions draw random numbers
-        return not options.get("episodic_life") and not options.get("repeat_action_probability")
+        draws = options.get("episodic_life") or options.get("repeat_action_probability")
+        return not draws and task_id not in GAMES_WITH_MEMORY
     return family in (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
 
 
@@ -289,23 +297,14 @@ def resolve_procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, A
     Raises:
         ValueError: the game does not have the distribution of levels, or options do not fit.
     """
-    difficulties = list_difficulties(game, get_family_by_task())
-    task_id = _get_procgen_id(game, config.distribution)
-    if config.distribution not in difficulties:
+    ids = {x: f"{game.capitalize()}{x.capitalize()}-v0" for x in get_args(ProcgenDistribution)}
+    task_ids = {x: ids[x] for x in ids if ids[x] in get_family_by_task()}
+    if (task_id := task_ids.get(config.distribution)) is None:
         given = f"procgen:{game}: env.distribution is {config.distribution}"
-        raise ValueError(f"{given}; expected one of {', '.join(difficulties)}")
+        raise ValueError(f"{given}; expected one of {', '.join(task_ids)}")
     options = convert_task_options(task_id, config.options)
     if config.distribution == "exploration" and (config.num_levels or "start_level" in options):
         given = f"procgen:{game}: env.distribution is exploration, which is one fixed level"
         raise ValueError(f"{given}; expected neither env.num_levels nor start_level in env.options")
     # Games draw HWC, which needs no copy and is the fastest layout for convolutions.
     return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
-
-
-def list_difficulties(game: str, task_ids: Container[str]) -> list[str]:
-    """Return the Procgen distributions (`easy`, `hard`, …) that EnvPool has for a game."""
-    return [x for x in get_args(ProcgenDistribution) if _get_procgen_id(game, x) in task_ids]
-
-
-def _get_procgen_id(game: str, distribution: str) -> str:
-    return f"{game.capitalize()}{distribution.capitalize()}-v0"

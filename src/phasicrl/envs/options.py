@@ -1,6 +1,7 @@
 """Conversion of `env.options` to the types of their defaults. Kind: pure."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from phasicrl.config import OptionValue
@@ -42,8 +43,6 @@ def _parse_scalar(text: str) -> OptionValue:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text

@@ -17,7 +17,7 @@ from phasicrl.envs.checks import (
     close_env,
     convert_errors,
     has_mask,
-    make_properties_from_spaces,
+    make_properties,
     refuse_late_mask,
     warn_of_extra_obs_keys,
 )
@@ -79,9 +79,12 @@ class TensorVectorEnv:
 
     Attributes:
         obs: current observations `[B, …]`; None before the first reset.
+        is_open: whether `close` has not been called.
         has_final_obs: whether the final observations of ended episodes are handed over.
         is_pure: whether `run_fused_steps` and `step_from` can be used, see `Simulator`.
     """
+
+    is_open = True
 
     def __init__(self, name: str, simulator: Any, config: EnvConfig, local: EnvSlice) -> None:
         """Reset the simulator; the first `reset` returns that result.
@@ -98,8 +101,7 @@ class TensorVectorEnv:
         can_save = hasattr(simulator, "get_state") and hasattr(simulator, "set_state")
         self.restore_method: RestoreMethod = "snapshot" if can_save else "none"
         self.is_pure = can_save and self.has_final_obs and getattr(simulator, "is_pure", False)
-        spaces = (getattr(simulator, f"single_{x}_space", None) for x in ("observation", "action"))
-        self._properties = properties = make_properties_from_spaces(name, *spaces)
+        self._properties = properties = make_properties(name, simulator, "single_")
         self.observation_space = properties.observation_space
         self.action_space = properties.action_space
         self._layout = ObservationLayout(self.observation_space)
@@ -293,7 +295,7 @@ class TensorVectorEnv:
 
     def close(self) -> None:
         """Close the simulator; further calls do nothing."""
-        simulator, self._simulator, self.obs = self._simulator, None, None
+        simulator, self._simulator, self.obs, self.is_open = self._simulator, None, None, False
         if hasattr(simulator, "close"):
             close_env(self.name, simulator)
 

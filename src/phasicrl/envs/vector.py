@@ -13,6 +13,7 @@ Their `metadata["autoreset_mode"]` is one of:
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -27,7 +28,7 @@ from phasicrl.envs.checks import (
     close_env,
     convert_errors,
     has_mask,
-    make_properties_from_spaces,
+    make_properties,
     refuse_late_mask,
     warn_of_extra_obs_keys,
 )
@@ -42,6 +43,9 @@ MakeVectorEnv = Callable[[int], Any]
 Its result is Gymnasium's `VectorEnv`, of NumPy arrays or tensors, rsl_rl's `VecEnv`, or a
 `Simulator`."""
 
+_made: "WeakValueDictionary[int, CustomVectorEnv | TensorVectorEnv]" = WeakValueDictionary()
+"""Environments by the id of what `make_vector_env` returned."""
+
 
 def make_custom_envs(
     make_vector_env: MakeVectorEnv, config: EnvConfig, local: EnvSlice
@@ -54,7 +58,10 @@ def make_custom_envs(
             reset.
     """
     with convert_errors(f"{config.id}: make_vector_env()"), use_torch_seed(local):
-        vector = make_vector_env(local.num_envs)
+        given = vector = make_vector_env(local.num_envs)
+        if getattr(_made.get(id(given)), "is_open", False):
+            rule = "new ones in each call, as evaluations make their own"
+            raise Invalid(f"returned the same environments twice; expected {rule}")
         if (size := getattr(vector, "num_envs", None)) != local.num_envs:
             text = f"returned a {type(vector).__name__} with num_envs {size}"
             raise Invalid(f"{text}; expected a VectorEnv of {local.num_envs} environments")
@@ -70,8 +77,10 @@ def make_custom_envs(
             rule = "AutoresetMode.SAME_STEP, or a method reset_rows"
             raise Invalid(f"returned tensors with {mode}; expected {rule}")
     if has_device:
-        return TensorVectorEnv(config.id, vector, config, local)
-    return CustomVectorEnv(vector, config, local)
+        _made[id(given)] = envs = TensorVectorEnv(config.id, vector, config, local)
+    else:
+        _made[id(given)] = envs = CustomVectorEnv(vector, config, local)
+    return envs
 
 
 class CustomVectorEnv(NumpyVectorEnv):
@@ -94,8 +103,7 @@ class CustomVectorEnv(NumpyVectorEnv):
             self._mode = mode = AutoresetMode(self._vector.metadata.get("autoreset_mode"))
             if mode is AutoresetMode.NEXT_STEP and getattr(base, "shared_memory", True) is False:
                 raise Invalid("is NextStep without shared_memory; expected it, or SameStep")
-        spaces = (getattr(vector, f"single_{x}_space", None) for x in ("observation", "action"))
-        properties = make_properties_from_spaces(name, *spaces)
+        properties = make_properties(name, vector, "single_")
         self._widths = get_nvec(properties.action_space) if config.action_masks else ()
         with convert_errors(f"{name}: reset()"):
             _, info = self._first_reset = self._reset_envs(seed=local.base_seed + local.first_index)

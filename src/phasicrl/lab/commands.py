@@ -20,6 +20,7 @@ def _video(words: list[str]) -> None:
     from phasicrl.lab.film.video import film
 
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else pygame takes SIGTERM for itself
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else it complains where there is no screen
     path, result = cli.parse_and_call(film, "video", words)
     returns = ", ".join(f"{value:g}" for value in result.returns)
     cli.print_lines([f"{path}: {len(result.returns)} episodes, returns {returns}"])

@@ -339,7 +339,8 @@ def diagnose_networks(
         precision: precision of the encoder.
         world: processes whose observations are measured together.
     """
-    with autocast(precision, obs.device):
+    gpus = [obs.device] if obs.is_cuda else []
+    with autocast(precision, obs.device), torch.random.fork_rng(gpus):  # networks may draw
         inputs = select_keys(agent.reader(obs), agent.config.policy_obs)
         # In training, dropout would draw numbers, and batch normalization count these samples.
         modes = [(module, module.training) for module in agent.encoder.modules()]

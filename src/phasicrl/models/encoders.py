@@ -59,7 +59,7 @@ class ImpalaCNN(nn.Module):
         super().__init__()
         init = Initializer(config.init, generator)
         self.channels_first = has_channels_first(shape, config.image_layout)
-        height, width, in_channels = get_hwc_shape(shape, self.channels_first)
+        height, width, in_channels = (*shape[1:], shape[0]) if self.channels_first else shape
         self.reading = f"{in_channels} channels of {height}×{width}"
         # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
         # the first convolution of a stack.
@@ -99,7 +99,7 @@ class NatureCNN(nn.Module):
         super().__init__()
         init = Initializer(config.init, generator)
         self.channels_first = has_channels_first(shape, config.image_layout)
-        height, width, in_channels = get_hwc_shape(shape, self.channels_first)
+        height, width, in_channels = (*shape[1:], shape[0]) if self.channels_first else shape
         self.reading = f"{in_channels} channels of {height}×{width}"
         if min(height, width) < 36:
             given = f"model.encoder is nature, and images are {height}×{width}"
@@ -312,12 +312,6 @@ def has_channels_first(shape: tuple[int, ...], layout: str) -> bool:
         rule = f"channels_first ({a} channels, {b}×{c}) or channels_last ({c} channels, {a}×{b})"
         raise ValueError(f"model.image_layout is auto, and images are {shape}; expected {rule}")
     return layout == "channels_first"
-
-
-def get_hwc_shape(shape: tuple[int, ...], channels_first: bool) -> tuple[int, int, int]:
-    """Return `(H, W, C)` of an image shape, `(C, H, W)` if `channels_first`."""
-    a, b, c = shape
-    return (b, c, a) if channels_first else (a, b, c)
 
 
 def scale_image(obs: Shaped[Tensor, "N *shape"], channels_first: bool) -> Float[Tensor, "N C H W"]:

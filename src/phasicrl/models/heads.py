@@ -32,7 +32,7 @@ class PolicyHead(nn.Module):
     `max_std`, without effect on their gradient:
     - `parameter`: exp(log_std), trained, initially `std_value` (CleanRL, SB3).
     - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346),
-      initially about `std_value`.
+      initially about `std_value` + `min_std`.
     - `softplus_tanh`: as `softplus`, of tanh(x): within 0.45 and 1.89 times `std_value` (source
       004, "final tanh activation", with `mean` tanh).
     - `exp`: exp(x) · `std_value` + `min_std`.

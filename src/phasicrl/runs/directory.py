@@ -246,7 +246,7 @@ class RunDirectory:
                     rows.append(values)
         if not rows:
             self._check_is_run()
-            raise ValueError(f"{self.path} has no data; expected a finished iteration. Resume it")
+            raise ValueError(f"{self.path} has no data; expected a finished iteration. Train on")
         return rows
 
     def last_rows(self, count: int) -> list[dict[str, Any]]:
@@ -289,7 +289,7 @@ class RunDirectory:
         path = self.path / _WEIGHTS_FILES[which]
         if not path.is_file():
             self._check_is_run()
-            when = "after the first checkpoint or at the end of the run"
+            when = "after the first checkpoint or at the end of the run. Train on"
             if which == "best":
                 when = "after an evaluation of the run (evaluation.every_iterations)"
             raise ValueError(f"{self.path} has no {path.name}; expected {when}")

@@ -12,6 +12,10 @@ from pathlib import Path
 LOCK_FILE = ".lock"
 
 
+class RunInUseError(ValueError):
+    """Another process holds the lock of a run directory."""
+
+
 class RunLock:
     """Lock of a run directory, held until it is closed or the process ends.
 
@@ -19,7 +23,7 @@ class RunLock:
         path: path of the run directory.
 
     Raises:
-        ValueError: another process holds the lock.
+        RunInUseError: another process holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +41,8 @@ class RunLock:
             with contextlib.suppress(ValueError), self._file:
                 holder = "process {pid} on {host} since {since}".format(**json.load(self._file))
             given = f"{path} is in use by {holder}"
-            raise ValueError(f"{given}; expected no other user. Stop it or wait for it") from None
+            rule = "no other user. Stop it or wait for it"
+            raise RunInUseError(f"{given}; expected {rule}") from None
         except OSError:
             pass  # the file system has no locks
         since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"

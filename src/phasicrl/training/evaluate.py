@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from phasicrl.config import ActionSelection, Config, EvaluatedLevels, Levels, OptionValue
-from phasicrl.config_io import check_output_file, write_json
+from phasicrl.config_io import atomic_write, check_output_file, write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.device import use_threads
 from phasicrl.models.agent import Agent
@@ -192,7 +192,7 @@ def evaluate(
 
     Raises:
         ValueError: the directory is not a run directory, has no weights yet, or `levels` has no
-            effect for its environment.
+            effect for its environment (a custom one is not checked).
     """
     if not hasattr(episodes, "__index__") or episodes < 1:
         raise ValueError(f"episodes is {episodes!r}; expected an integer of at least 1")
@@ -210,9 +210,12 @@ def evaluate(
     table_path, json_path = (Path(x).expanduser() if x else None for x in (steps_file, json))
     for path in filter(None, (table_path, json_path)):
         check_output_file(path)
-    open_table = table_path.open("w", newline="") if table_path else nullcontext()
-    with use_threads(threads), open_table as file:
-        table = None if file is None else evaluation.load_lab_entry_point("StepTable")(file)
+    with use_threads(threads), ExitStack() as stack:
+        table = None
+        if table_path:
+            temporary = stack.enter_context(atomic_write(table_path))
+            file = stack.enter_context(temporary.open("w", newline=""))
+            table = evaluation.load_lab_entry_point("StepTable")(file)
         for which, policy in product(evaluation.list_level_kinds(levels), policies):
             with closing(saved.make_envs(min(episodes, 16), which, seed)) as envs:
                 agent = agent or saved.load_agent(envs, weights)

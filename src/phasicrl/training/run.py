@@ -61,8 +61,9 @@ class Callbacks:
     """
 
     def __init_subclass__(cls) -> None:
-        for name in vars(cls):
-            if name.startswith("on_") and not hasattr(Callbacks, name):
+        for name in dir(cls):
+            is_method = name.startswith("on_") and callable(getattr(cls, name))
+            if is_method and not hasattr(Callbacks, name):
                 known = "on_start, on_episode, on_iteration or on_end"
                 raise TypeError(f"{cls.__name__}.{name} is never called; expected {known}")
 
@@ -270,7 +271,8 @@ class Run(AbstractContextManager["Run"]):
         kept = tree_leaves([vars(module) for module in self.agent.modules()])
         results = {id(x): x.detach() for x in kept if isinstance(x, Tensor) and x.grad_fn}
         agent = copy.deepcopy(self.agent, results).cpu().eval()
-        record = self._periodic_evaluation.evaluate(agent, self.env_steps)
+        with torch.random.fork_rng(devices=[]):  # networks and environments may draw
+            record = self._periodic_evaluation.evaluate(agent, self.env_steps)
         if self._best_return is None or record["evaluation/return"] > self._best_return:
             try:
                 if self.world.is_first:
@@ -458,7 +460,8 @@ class Run(AbstractContextManager["Run"]):
         """Return the results of the run so far, such as steps per second, as text by name."""
         parts = ("rollout", "policy", "value", "auxiliary", "evaluation")
         name, count = "charts/episodic_return_100", "charts/num_episodes"
-        records = self.files.metrics(name, count, *(f"time/{part}" for part in parts))
+        names = name, count, *(f"time/{part}" for part in parts)
+        records = self.files.metrics(*names) if self.files.last_rows(1) else []
         seconds = {part: sum(row.get(f"time/{part}") or 0.0 for row in records) for part in parts}
         total = sum(seconds.values()) or 1.0
         split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]

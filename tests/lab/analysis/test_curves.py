@@ -224,6 +224,7 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     (sweep / "s1").mkdir(parents=True)
     (sweep / "s1" / "trial.json").write_text("{}")
+    other = make_run(tmp_path / "other", [(1, 3.0)], metric="losses/aux/kl_loss")
     for runs, metric, message in [
         ([], RETURN, "no runs are given; expected at least one"),
         ([sweep], RETURN, "sweep/s1; expected a run with data"),
@@ -232,11 +233,10 @@ def test_folders_without_runs_or_data_are_refused(tmp_path: Path) -> None:
         ([empty], RETURN, "empty; expected a run with data"),
         ([forked, forked], RETURN, "forked/config.json: unknown field ppo.mirror"),
         ([run], "charts/episodic_return_10", "metric is charts/episodic_return_10; expected"),
-        ([run], "losses/aux/kl_loss", f"metric is losses/aux/kl_loss; expected one of {RETURN}$"),
+        ([other, run], "a/b", f"metric is a/b; expected one of {RETURN}, losses/aux/kl_loss$"),
     ]:
         with pytest.raises(ValueError, match=message):
             read_curves(runs, metric)
-    other = make_run(tmp_path / "other", [(1, 3.0)], metric="losses/aux/kl_loss")
     with pytest.warns(UserWarning) as warned:
         (curve,) = read_curves([empty, run, other], "losses/aux/kl_loss")
         assert write_report([empty, run], output=tmp_path / "page.html").is_file()

@@ -194,6 +194,11 @@ def test_a_run_that_is_given_twice_is_there_once(run: Path) -> None:
     assert path == run / "report.html" and path.read_text() == once
 
 
+def test_agents_are_reported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_report([Path("cartpole-ppg")]) == tmp_path / "cartpole-ppg" / "report.html"
+
+
 def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
     for runs, output, message in [
         ([], None, "at least one run"),

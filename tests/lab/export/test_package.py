@@ -110,7 +110,9 @@ def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None
     runs = [make_run(tmp_path / str(i), [(100, value)], env=env) for i, (env, value) in returns]
     for run in runs[3:]:
         (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
-    assert package_module._select_best_per_task(runs) == [runs[0], runs[1], runs[4]]
+    with pytest.warns(match="no iteration was finished"):
+        found = package_module._select_best_per_task([*runs, make_run(tmp_path / "killed", [])])
+    assert found == [runs[0], runs[1], runs[4]]
 
 
 def test_a_page_without_a_commit_has_unknown(run: Path) -> None:
@@ -235,7 +237,7 @@ def test_a_package_that_is_cut_off_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         release([run], output=tmp_path / "release", make_env=corridor)
     assert not list((tmp_path / "release").iterdir())
-    with pytest.raises(ValueError, match="expected a folder without it"):
+    with pytest.raises(ValueError, match="twice; expected one run of a name"):
         release([run, run], output=tmp_path / "release", make_env=corridor)
 
 

@@ -18,7 +18,9 @@ from phasicrl.lab.experiments import trials
 from phasicrl.lab.sweeps import grid, sweep
 from phasicrl.lab.sweeps import search as module
 from phasicrl.presets import get_preset
+from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import AGENTS_FOLDER
+from phasicrl.runs.lock import RunInUseError
 from tests.faults.harness import small
 from tests.helpers import run_here
 
@@ -102,7 +104,8 @@ def test_a_search_is_refused_where_it_would_mislead(
 class Returns:
     """Stand-in of training: returns grow with learning rate, seed and steps."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Any = KeyboardInterrupt) -> None:
+        self.error = error
         self.trained: list[tuple[float, int, int]] = []
         self.interrupt_at: tuple[int, int] | None = None
         monkeypatch.setattr(module, "_train_until", self.train)
@@ -111,7 +114,7 @@ class Returns:
     def train(self, config: Config, until: int) -> float:
         if self.interrupt_at == (config.seed, until):
             self.interrupt_at = None
-            raise KeyboardInterrupt
+            raise self.error
         self.trained.append((config.ppo.learning_rate, config.seed, until))
         return 1e6 * config.ppo.learning_rate + {1: 0, 2: 10, 3: 20, 4: 1000}[config.seed] + until
 
@@ -169,14 +172,16 @@ def test_a_seed_without_a_return_fails(tmp_path: Path, monkeypatch: pytest.Monke
     assert "learning_rate=0.00" in (arm := sweep.get_trial_statuses(folder)[0].arm) and "nan" in arm
 
 
-@pytest.mark.parametrize("at", [(2, 768), (1, 1152), (2, 1536)])
+@pytest.mark.parametrize(("at", "error"), [
+    ((2, 768), KeyboardInterrupt), ((1, 1152), RunInUseError), ((2, 1536), CheckpointError),
+])  # fmt: skip
 def test_an_interrupted_trial_keeps_its_settings_and_its_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, int], error: type[Exception]
 ) -> None:
-    returns = Returns(monkeypatch)
+    returns = Returns(monkeypatch, error)
     folder = written(tmp_path / "search", search_of(tmp_path, (1, 2), 4), 2)
     returns.interrupt_at = at
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         trained(folder, 0)
     (cut,) = module.open_study(folder).trials
     assert cut.state == TrialState.RUNNING

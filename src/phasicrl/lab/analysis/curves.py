@@ -197,7 +197,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]
     if len(lacking) == len(points):
-        present = {name for row in RunDirectory(runs[0]).metrics() for name in row
+        present = {name for run in runs for row in RunDirectory(run).metrics() for name in row
                    if "/" in name and math.isfinite(row[name])}  # fmt: skip
         raise ValueError(f"metric is {metric}; expected one of {', '.join(sorted(present))}")
     if lacking:

@@ -21,7 +21,7 @@ def scale_batch(config: Config, factor: float) -> Config:
       et al., whose code does not clip; with a fixed maximum small batches learned half as fast);
     - Adam's learning rates × √factor; its betas and decays of normalizers ** factor, for averages
       over as many samples, and `ppo.proximal_decay`, `ppo.advantage_decay` by their mean age;
-    - `aux.every` / factor, for phases of as many samples.
+    - `aux.every` and `aux.iterations_per_epoch` / factor, for phases of as many samples.
 
     Raises:
         ValueError: a factor that is not above zero, or without a whole number of environments or

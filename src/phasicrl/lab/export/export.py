@@ -273,7 +273,7 @@ def play_exported(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; expected at least 1")
     saved = SavedAgent.from_run(run_dir, levels, **user_objects)
-    file = file or saved.run_directory.output_folder
+    file = Path(file or saved.run_directory.output_folder)
     policy = open_policy(file)
     with closing(saved.make_envs(min(episodes, 16), levels, seed)) as envs:
         for space in ("observation_space", "action_space"):

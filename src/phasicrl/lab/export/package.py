@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from phasicrl import Config, evaluate
 from phasicrl.config_io import write_json
-from phasicrl.lab.analysis.curves import Task, make_task
+from phasicrl.lab.analysis.curves import Task, expand_sweeps, make_task
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.runs.checkpoint import hash_file
@@ -69,8 +69,11 @@ def release(
     for run in _select_best_per_task(runs) if best_per_task else runs:
         saved = SavedAgent.from_run(run, **user_objects)
         path = Path(output) / RunDirectory.format_folder_prefix(saved.config, "-")
-        if path.exists() or path in agents_by_package:
-            raise ValueError(f"output has {path.name}; expected a folder without it, or remove it")
+        if path.exists():
+            raise ValueError(f"output has {path}; expected a folder without it, or remove it")
+        if path in agents_by_package:
+            rule = "one run of a name, environment and seed. Package them one by one"
+            raise ValueError(f"runs has {path.name} twice; expected {rule}")
         agents_by_package[path] = saved
     packages = []
     for path, saved in agents_by_package.items():
@@ -93,7 +96,8 @@ def release(
 def _select_best_per_task(runs: Sequence[Path]) -> list[Path]:
     """Select the run with the highest final return of each task."""
     best_runs: dict[Task, tuple[float, RunDirectory]] = {}
-    for run in map(RunDirectory, map(Path, runs)):
+    found = [RunDirectory.find(run).path.resolve() for run in runs]
+    for run in map(RunDirectory, expand_sweeps(found)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
         last = returns[-1] if returns else float("-inf")
         task = make_task(run.env_id, run.config)
@@ -146,7 +150,8 @@ def check_package_hashes(path: Path) -> list[str]:
     present = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     if others := sorted(present ^ {*listed, HASHES_FILE}):
         names = ", ".join(others)
-        raise ValueError(f"{path} has or lacks {names}; expected the files in {HASHES_FILE}")
+        rule = f"the files in {HASHES_FILE}. Move others away, restore what is missing"
+        raise ValueError(f"{path} has or lacks {names}; expected {rule}")
     for name, digest in listed.items():
         file = path / name
         if file.is_symlink() or not file.is_file() or hash_file(file) != digest:

@@ -197,7 +197,9 @@ def _make_filmed_envs(saved: SavedAgent, make_envs: MakeEnvs) -> tuple[Any, GetI
     modes = [getattr(each.env, "render_mode", None) for each in renderers]
     if not {*modes} <= {"rgb_array", "rgb_array_list"}:
         envs.close()
-        raise ValueError(f"{envs.name} has no images to film; expected render_mode='rgb_array'")
+        raise ValueError(
+            f"{envs.name} has no images to film; expected render_mode='rgb_array' and render()"
+        )
 
     def render_images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
         if make_vector_env:

@@ -20,7 +20,9 @@ from phasicrl.config_io import read_instance, read_json
 from phasicrl.lab.analysis.scores import interquartile_mean
 from phasicrl.lab.experiments import trials as runner
 from phasicrl.lab.sweeps import grid
+from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.lock import RunInUseError
 from phasicrl.system.machine import import_optional
 
 optuna = import_optional("optuna", "a search needs Optuna")
@@ -158,6 +160,8 @@ def train_search_trial(folder: Path, *, threads: int | None) -> grid.Outcome:
     if not frozen.state.is_finished():
         try:
             frozen = _run_trial(folder, search, study, trial, threads)
+        except (RunInUseError, CheckpointError):  # which may pass
+            raise
         except ValueError as error:  # values that do not go together, or have no score
             trial.set_user_attr("error", str(error))
             frozen = study.tell(trial, state=optuna.trial.TrialState.FAIL)
