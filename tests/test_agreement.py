@@ -1,32 +1,24 @@
 """The comparison with the reference codes: its arithmetic, our side, and its committed result."""
 
 import dataclasses
-import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import agreement
+from benchmarks.references import formulas, ours, playback, quantities, substitute
 from phasicrl.presets import PRESETS
 from tools.result_tables import AGREEMENT, agreement_rows
 
-ROOT = Path(__file__).parents[1]
-RESULT = json.loads((ROOT / "benchmarks" / "results" / "agreement.json").read_text())
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULT = json.loads((RESULTS / "agreement.json").read_text())
 
 
-@pytest.fixture
-def agreement(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("agreement")
-
-
-def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts(
-    agreement: ModuleType,
-) -> None:
+def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts() -> None:
     theirs = {
         "1|weights|a": np.array([3.0, 4.0]), "2|weights|b": np.array([[0.0], [2.0]]),
         "1|values|": np.zeros(2),
@@ -42,9 +34,7 @@ def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts(
         agreement.largest(ours, theirs)
 
 
-def test_a_difference_agrees_within_ten_times_the_noise_or_a_trillionth_of_the_distance(
-    agreement: ModuleType,
-) -> None:
+def test_a_difference_agrees_within_ten_times_the_noise_or_a_trillionth_of_the_distance() -> None:
     for difference, noise, agrees in (
         (9e-12, 1e-12, True), (1.1e-11, 1e-12, False),
         # OpenAI's shared network, Adam's first moment: a noise that happens to be small.
@@ -55,7 +45,7 @@ def test_a_difference_agrees_within_ten_times_the_noise_or_a_trillionth_of_the_d
         assert ("*" in agreement.shown([row])) == (not agrees)
 
 
-def test_a_case_becomes_rows_with_the_noise_of_its_precision(agreement: ModuleType) -> None:
+def test_a_case_becomes_rows_with_the_noise_of_its_precision() -> None:
     runs = {
         "theirs.float64": 1.0, "theirs.float64.turned": 1.25, "ours.float64": 1.5,
         "theirs.float32": 2.0, "theirs.float32.turned": 0.5, "ours.float32": 3.0,
@@ -68,8 +58,8 @@ def test_a_case_becomes_rows_with_the_noise_of_its_precision(agreement: ModuleTy
 
 
 @pytest.mark.long
-def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
-    side = importlib.import_module("references.ours").Side("float32")
+def test_our_side_runs_and_names_every_quantity_of_the_result() -> None:
+    side = ours.Side("float32")
     # An epoch of 5 updates, two of 2 phases.
     for program, steps, orders in (("ppg_procgen.py", 2, 5 + 2 * 2), ("ppo.py", 8, 3 * 4)):
         case = dataclasses.replace(
@@ -86,31 +76,29 @@ def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleT
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["LSTM", "masks", "normalized values", "PPO-EWMA", "recomputed"])
-def test_the_formulas_agree_with_our_side_in_float32(agreement: ModuleType, name: str) -> None:
+def test_the_formulas_agree_with_our_side_in_float32(name: str) -> None:
     case = next(x for x in agreement.CASES if x.name.startswith(name) and x.reference == "formulas")
     case = dataclasses.replace(case, iterations=3)
-    ours = importlib.import_module("references.ours").Side("float32")
-    found, start, orders = ours.quantities(case, None)
-    formulas = importlib.import_module("references.formulas").Side(Path(), "float32")
-    theirs = formulas.quantities(case, start, orders, turned=False)
+    found, start, orders = ours.Side("float32").quantities(case, None)
+    side = formulas.Side(Path(), "float32")
+    theirs = side.quantities(case, start, orders, turned=False)
     differences = agreement.largest(found.arrays, theirs.arrays)
     assert len(differences) > 15
     assert all(x < 1e-4 for name, x in differences.items() if not name.startswith("Adam's"))
 
 
-def test_masked_recordings_allow_their_actions(agreement: ModuleType) -> None:
-    playback = importlib.import_module("references.playback")
+def test_masked_recordings_allow_their_actions() -> None:
     plain, masked = (
         playback.record((playback.VECTOR, playback.FEW), 40, 2, ends="rules", masked=masked)
         for masked in (False, True)
     )
     assert np.array_equal(plain.action, masked.action)
+    assert masked.mask is not None
     allowed = np.take_along_axis(masked.mask[:-1], masked.action[..., None], -1)
     assert allowed.all() and not masked.mask.all()
 
 
-def test_an_episode_with_a_limit_is_cut_at_the_end_of_each_rollout(agreement: ModuleType) -> None:
-    playback = importlib.import_module("references.playback")
+def test_an_episode_with_a_limit_is_cut_at_the_end_of_each_rollout() -> None:
     spaces = (playback.VECTOR, playback.FEW)
     recording = playback.record(spaces, 120, 1, ends="limit", limit=12, rollout=40)
     length, cut = 0, []
@@ -123,8 +111,8 @@ def test_an_episode_with_a_limit_is_cut_at_the_end_of_each_rollout(agreement: Mo
     assert {39, 79, 119} <= set(cut) and recording.terminated.any()
 
 
-def test_parameters_are_matched_in_order_under_each_name(agreement: ModuleType) -> None:
-    matched = importlib.import_module("references.quantities").matched
+def test_parameters_are_matched_in_order_under_each_name() -> None:
+    matched = quantities.matched
     theirs = dict.fromkeys(["v.w", "a.0.w", "a.0.b", "a.2.w", "a.2.b", "s"])
     ours = ["enc.0.weight", "enc.0.bias", "enc.1.weight", "enc.1.bias", "head", "std"]
     names = {"enc": ("a.0", "a.2"), "head": ("v",), "std": ("s",), "aux": ("unused",)}
@@ -138,9 +126,8 @@ def test_parameters_are_matched_in_order_under_each_name(agreement: ModuleType) 
 
 
 def test_in_float64_a_module_that_names_float32_gets_doubles(
-    agreement: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    substitute = importlib.import_module("references.substitute")
     (tmp_path / "of_singles.py").write_text(
         "import numpy as np, torch\nfrom torch import nn\n"
         "kinds = np.float32, torch.zeros(1, dtype=torch.float32).dtype\n"
@@ -153,15 +140,13 @@ def test_in_float64_a_module_that_names_float32_gets_doubles(
     assert sys.modules["numpy"] is np
 
 
-def test_every_row_of_the_result_agrees_unless_it_is_meant_to_differ(agreement: ModuleType) -> None:
+def test_every_row_of_the_result_agrees_unless_it_is_meant_to_differ() -> None:
     rows = [agreement.Row(**row) for row in RESULT["rows"]]
     differ = [row for row in rows if not (row.agrees("float64") and row.agrees("float32"))]
     assert differ and all(row.by_design for row in differ)
 
 
-def test_the_result_is_of_every_case_and_every_quantity_has_a_place_in_the_table(
-    agreement: ModuleType,
-) -> None:
+def test_the_result_is_of_every_case_and_every_quantity_has_a_place_in_the_table() -> None:
     keys = ("reference", "program", "preset", "by_design")
     found = {tuple(row[key] for key in keys) for row in RESULT["rows"]}
     cases = {(case.reference, case.name, case.preset, case.by_design) for case in agreement.CASES}

@@ -159,6 +159,7 @@ def collect(collector: Collector, num_rollouts: int = K, *, update: bool = False
         num_rollouts, B, T, obs_shape=(3,), obs_dtype=torch.float32, action_shape=(),
         action_dtype=torch.int64, state_size=collector.agent.state_size,
         mask_size=collector.envs.mask_size or None, device=torch.device("cpu"),
+        has_weights=not collector.envs.has_final_obs,
     )  # fmt: skip
     for slot in range(num_rollouts):
         rollout = buffer.next_rollout()

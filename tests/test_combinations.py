@@ -12,7 +12,6 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.phases import auxiliary_phase, compute_dist_params
 from phasicrl.presets import get_preset
-from phasicrl.rollout import Samples
 from phasicrl.training.evaluate import evaluate
 from phasicrl.training.run import Run
 from tests.corridor import corridor
@@ -93,9 +92,7 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
     config = config_of(tmp_path, True, True)
     run = filled(config, partial(Levers, discrete=False, masked=True))
     assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
-    segments = run.buffer.as_segments()
-    assert isinstance(segments, Samples)
-    old = compute_dist_params(run.agent, segments, executor=run.executor)
+    old = compute_dist_params(run.agent, run.buffer.as_segments(), executor=run.executor)
     generator = torch.Generator().manual_seed(0)
     for parameter in run.agent.parameters():
         parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))

@@ -7,7 +7,6 @@ Both run the same bodies, so that they are known to work before there is a GPU.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from phasicrl.algorithm import learn, resume, train
+from phasicrl.algorithm import resume, train
 from phasicrl.config import Config
 from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
@@ -30,7 +29,7 @@ from phasicrl.training.run import Run
 from tests.execution.test_executor import both, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
-from tests.helpers import corridor, mark_long, skip_without_envpool, tiny, tiny_aux
+from tests.helpers import corridor, mark_long, skip_without_envpool, stop_at, tiny, tiny_aux
 from tests.test_procgen import small
 
 GPU = pytest.param(
@@ -47,15 +46,12 @@ Precision = Literal["fp32", "bf16"]
 
 
 @pytest.fixture
-def _exact() -> Iterator[None]:
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute convolutions in float32, not TF32, a GPU's default.
 
     Rounding to 10 bits would hide mistakes.
     """
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.fixture(params=DEVICES)
@@ -130,22 +126,10 @@ def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Pat
         assert {parameter.device.type for parameter in run.agent.parameters()} == {device}
 
 
-def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
-    """Train for three iterations, save within the second phase, and stop; return the run."""
-
-    class Stop(Exception):
-        pass
-
-    def stop(run: Run, _: dict[str, float]) -> None:
-        if run.iteration == 3:
-            run.save()
-            raise Stop
-
-    config = setting(folder, **{"compute.device": device, **changes})
-    with pytest.raises(Stop), start_run(config, make_env=corridor) as run:
-        run.callbacks.on_iteration = stop
-        learn(run)
-    return run
+def stopped_in_a_phase(folder: Path, device: str) -> Run:
+    """Train for three iterations, and stop within the second phase; return the run."""
+    config = setting(folder, **{"compute.device": device})
+    return train(config, make_env=corridor, callbacks=stop_at(3))
 
 
 def test_a_run_is_resumed_where_there_is_another_device(device: str, tmp_path: Path) -> None:

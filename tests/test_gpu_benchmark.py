@@ -1,15 +1,14 @@
 """`benchmarks/gpu.py` at the size of a toy on the CPU, and the bundle of packages that it needs."""
 
-import importlib
 import shlex
 import subprocess
 import time
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks import gpu
 from phasicrl import cli
 from phasicrl.runs.directory import RunDirectory
 from tests.helpers import skip_without_envpool
@@ -18,16 +17,9 @@ from tools import offline_bundle
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gpu")
-
-
 def test_steps_run_once_and_a_failed_one_is_skipped_until_its_mark_is_removed(
-    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A comparison without a result is a failure, too; one that cannot be made is named."""
     run: list[str] = []
 
@@ -50,7 +42,7 @@ def test_steps_run_once_and_a_failed_one_is_skipped_until_its_mark_is_removed(
     assert len(run) == 8
 
 
-def test_training_stops_after_a_phase_and_continues(gpu: ModuleType, tmp_path: Path) -> None:
+def test_training_stops_after_a_phase_and_continues(tmp_path: Path) -> None:
     skip_without_envpool()
     assert not gpu.train_until(time.monotonic(), "starpilot", tmp_path, toy=True)
     (run,) = (RunDirectory(path.parent) for path in tmp_path.glob("*/config.json"))
@@ -60,7 +52,7 @@ def test_training_stops_after_a_phase_and_continues(gpu: ModuleType, tmp_path: P
     assert [row["env_steps"] for row in run.metrics()] == [32, 64, 96, 128]
 
 
-def test_every_measurement_has_options_that_exist(gpu: ModuleType, tmp_path: Path) -> None:
+def test_every_measurement_has_options_that_exist(tmp_path: Path) -> None:
     commands = [words for _, _, words in gpu.steps(tmp_path, tmp_path, toy=False)]
     bench = [shlex.split(words)[3:] for words in commands if "phasicrl bench" in words]
     assert len(bench) > 1

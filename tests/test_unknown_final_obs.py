@@ -16,14 +16,14 @@ from phasicrl.execution.plan import Plan
 from phasicrl.normalize import EmaMoments
 from phasicrl.phases import AuxiliaryLoss, compute_targets, recompute_values
 from phasicrl.returns import mark_whole_episodes
-from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, Rollout
+from phasicrl.rollout import AuxiliarySamples, Rollout
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.training.build import start_run
 from tests import test_collect
 from tests.envs.counting import PlainCounting
 from tests.envs.simulators import TensorEnvs
 from tests.helpers import OFF, assert_same, corridor, mark_long, rows_of, tiny, tiny_aux
-from tests.test_collect import B, K, T, make_agent, make_collector
+from tests.test_collect import B, T, make_agent, make_collector
 
 GAMMA, LAMBDA = 0.9, 0.8
 PPO = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, advantage_norm="none")
@@ -38,16 +38,8 @@ class Lost(test_collect.Scripted):
         return dataclasses.replace(super().step(action), final_obs=None)
 
 
-def collect() -> PhaseBuffer:
-    collector = make_collector(Lost())
-    buffer = PhaseBuffer(
-        K, B, T, obs_shape=(3,), obs_dtype=torch.float32, action_shape=(),
-        action_dtype=torch.int64, state_size=0, mask_size=None, has_weights=True,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    for _ in range(K):
-        collector.collect(buffer.next_rollout())
-    return buffer
+def collect() -> list[Rollout]:
+    return test_collect.collect(make_collector(Lost()))
 
 
 def slow_targets(rollout: Rollout, ends: list[str], env: int) -> dict[int, float]:
@@ -71,9 +63,7 @@ def slow_targets(rollout: Rollout, ends: list[str], env: int) -> dict[int, float
 
 
 def test_the_episode_ends_at_the_last_state_that_is_known() -> None:
-    buffer = collect()
-    for slot in range(K):
-        rollout = buffer.rollout(slot)
+    for slot, rollout in enumerate(collect()):
         samples, record = compute_targets(rollout, rollout.reward, PPO)
         assert samples.weight is not None
         trained = 0
@@ -88,7 +78,7 @@ def test_the_episode_ends_at_the_last_state_that_is_known() -> None:
 
 
 def test_moments_of_advantages_are_those_of_known_steps() -> None:
-    rollout = collect().rollout(0)
+    rollout = collect()[0]
     raw, _ = compute_targets(rollout, rollout.reward, PPO)
     assert raw.weight is not None
     known, moments = raw.advantage[raw.weight > 0].double(), EmaMoments(0.9)
@@ -98,13 +88,13 @@ def test_moments_of_advantages_are_those_of_known_steps() -> None:
 
 
 def test_a_rollout_of_unknown_steps_alone_is_refused() -> None:
-    rollout = dataclasses.replace(collect().rollout(0), weight=torch.zeros(B, T))
+    rollout = dataclasses.replace(collect()[0], weight=torch.zeros(B, T))
     with pytest.raises(ValueError, match=r"ppo\.num_steps is .*no step"):
         compute_targets(rollout, rollout.reward, PPO)
 
 
 def test_recomputed_values_bootstrap_from_the_last_known_state_too() -> None:
-    rollout, agent = collect().rollout(0), make_agent()
+    rollout, agent = collect()[0], make_agent()
     assert rollout.weight is not None
     for parameter in agent.parameters():
         parameter.data += 0.1
@@ -120,7 +110,7 @@ def test_recomputed_values_bootstrap_from_the_last_known_state_too() -> None:
 def test_rsl_rl_bootstraps_from_the_observation_before_the_last_step() -> None:
     """By hand: r + γ V(s_t) where an episode was cut, and the same as before elsewhere."""
     ppo = dataclasses.replace(PPO, truncation_value="rsl_rl", gae_lambda=0.0)
-    collector, rollout = make_collector(), collect().rollout(0)
+    collector, rollout = make_collector(), collect()[0]
     rollout = dataclasses.replace(rollout, weight=None)
     collector.collect(rollout)
     compute_targets(rollout, rollout.reward, ppo)
@@ -213,7 +203,7 @@ def test_all_known_steps_of_a_phase_count_alike(
 
 def test_whole_episodes_leave_out_unknown_steps_too() -> None:
     ppo = dataclasses.replace(PPO, collect_by="episodes", max_episodes=None)
-    rollout = collect().rollout(0)
+    rollout = collect()[0]
     flags = rollout.first, rollout.terminated | rollout.truncated
     whole = mark_whole_episodes(*flags)
     samples, _ = compute_targets(rollout, rollout.reward, ppo)
@@ -228,7 +218,7 @@ def test_without_a_value_function_no_value_is_added_at_a_time_limit() -> None:
         PPO, truncation_value="rsl_rl", baseline=False, estimator="monte_carlo",
         value_epochs=0,
     )  # fmt: skip
-    rollout = dataclasses.replace(collect().rollout(0), weight=None)
+    rollout = dataclasses.replace(collect()[0], weight=None)
     make_collector().collect(rollout)
     compute_targets(rollout, rollout.reward, ppo)
     cut = rollout.truncated

@@ -1,29 +1,20 @@
 """The benchmark beside other trainers: its arithmetic, and contestants that exist."""
 
-import importlib
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmarks import versus
 from phasicrl.cli import parse_config
-
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def versus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("versus")
 
 
 def row(name: str, number: int, rate: float) -> dict[str, Any]:
     return {"contestant": name, "round": number, "rate": rate, "seconds_to_threshold": math.nan}
 
 
-def test_ratios_are_of_the_same_round_and_of_the_same_group(versus: ModuleType) -> None:
+def test_ratios_are_of_the_same_round_and_of_the_same_group() -> None:
     trainers = {"phasicrl": ("phasicrl", "a"), "other settings": ("phasicrl", "b"),
                 "SB3": ("sb3", "a"), "gone": ("sb3", "a")}  # fmt: skip
     contestants = [versus.Contestant(x, t, "", g) for x, (t, g) in trainers.items()]
@@ -39,7 +30,7 @@ def test_ratios_are_of_the_same_round_and_of_the_same_group(versus: ModuleType) 
 
 @pytest.mark.long
 def test_contestants_have_fields_that_exist_and_need_their_python_and_folder(
-    versus: ModuleType, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     (python := tmp_path / "cleanrl" / "bin" / "python").parent.mkdir(parents=True)
     python.touch()

@@ -203,6 +203,8 @@ def misbehave(how: str) -> Any:
             os.kill(os.getpid(), 9)
         case "hangs":
             time.sleep(100)
+        case "no info":
+            return GOOD
     return ANSWERS[how]
 
 
@@ -223,29 +225,6 @@ class Misbehaving(Corridor):
     def step(self, action: np.int64) -> Any:
         self.count += 1
         return misbehave(self.what) if self.count == self.at else super().step(action)
-
-
-class Faulty(gym.Env[np.ndarray, Any]):
-    """Environment that fails in the given way at its third step, or works if it is `nothing`."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, fault: str) -> None:
-        self._fault, self._time = fault, 0
-
-    def reset(self, **_: Any) -> Any:
-        if self._fault == "reset raises":
-            raise RuntimeError("no level today")
-        if self._fault == "reset without info":
-            return np.zeros(2, np.float32)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: int) -> Any:
-        self._time += 1
-        if self._fault == "nothing" or self._time < 3:
-            return np.zeros(2, np.float32), 0.0, False, False, {}
-        return misbehave(self._fault)
 
 
 class FaultyStructure(Structured):

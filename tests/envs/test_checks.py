@@ -18,7 +18,6 @@ from phasicrl.spaces import ActionLayout
 from tests.envs.acting import MODES, NEVER, Mode, check_known_masks, draw_action, make
 from tests.envs.counting import (
     Counting,
-    Faulty,
     FaultyMask,
     FaultyStructure,
     Masked,
@@ -26,7 +25,9 @@ from tests.envs.counting import (
     MaskedInInfo,
     MaskedInObservation,
     MaskedNumbers,
+    Misbehaving,
     Spaces,
+    misbehave,
 )
 from tests.helpers import Corridor
 
@@ -121,9 +122,9 @@ FAULTS = {
     "ragged": "dtype object; expected float32",
 }
 ALL_FAULTS = [
-    *((FaultyMask, (mask,), np.ones(5), message) for mask, message in FAULTY_MASKS.values()),
+    *((FaultyMask, (mask,), (np.ones(5),), message) for mask, message in FAULTY_MASKS.values()),
     *((FaultyStructure, (part, value), None, text) for part, value, text in FAULTY_PARTS.values()),
-    *((Faulty, (fault,), "nothing", message) for fault, message in FAULTS.items()),
+    *((Misbehaving, (fault, 3), ("none", 0), message) for fault, message in FAULTS.items()),
 ]
 
 
@@ -132,7 +133,7 @@ def test_a_fault_names_environment_call_and_step(number: int) -> None:
     """One of two environments returns something wrong in its third step."""
     kind, arguments, good, message = ALL_FAULTS[number]
     # For the probe, for environment 0, for environment 1.
-    made = iter([arguments if good is None else (good,)] * 2 + [arguments])
+    made = iter([good or arguments] * 2 + [arguments])
     envs = make(lambda: kind(*next(made)), num_envs=2)  # type: ignore[arg-type]
     envs.reset()
     action = torch.zeros(2, *ActionLayout(envs.action_space).shape, dtype=torch.int64)
@@ -147,7 +148,7 @@ def test_a_fault_names_environment_call_and_step(number: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_environments_own_traceback_is_attached(mode: Mode) -> None:
-    envs = make(lambda: Faulty("raises"), mode, num_envs=1)
+    envs = make(lambda: Misbehaving("raises", 3), mode, num_envs=1)
     envs.reset()
     with pytest.raises(EnvError, match="ZeroDivisionError") as caught:
         for _ in range(3):
@@ -157,29 +158,23 @@ def test_the_environments_own_traceback_is_attached(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("fault", "message"), [
-    ("reset raises", "RuntimeError: no level today"), ("reset without info", r"\(obs, info\)"),
+    ("raises", "ZeroDivisionError: division by zero"), ("no info", r"\(obs, info\)"),
 ])  # fmt: skip
 def test_faults_of_a_reset(mode: Mode, fault: str, message: str) -> None:
-    home = os.getpid()
-    made = iter(["nothing", fault, fault])  # for the probe, then for those that are stepped
-    envs = make(lambda: Faulty(next(made) if os.getpid() == home else fault), mode, num_envs=2)
+    home, at = os.getpid(), "first reset"
+    made = iter(["never", at, at])  # for the probe, then for those that are stepped
+    kind = partial(Misbehaving, fault)
+    envs = make(lambda: kind(next(made) if os.getpid() == home else at), mode, num_envs=2)
     with pytest.raises(EnvError, match=rf"environment \d, reset\(\) at step 0.*{message}"):
         envs.reset()
     with pytest.raises(EnvError, match=rf"mine: reset\(\) of a first environment.*{message}"):
-        make(lambda: Faulty(fault))
+        make(lambda: kind(at))
 
 
-def exit_at_once(*_: Any, **__: Any) -> Any:
-    raise SystemExit(3)
-
-
-@pytest.mark.parametrize("where", ["made", "reset"])
-def test_an_environment_that_exits_before_training_is_an_error(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Faulty, "reset", exit_at_once)
+@pytest.mark.parametrize("kind", [misbehave, partial(Misbehaving, at="first reset")])
+def test_an_environment_that_exits_before_training_is_an_error(kind: Any) -> None:
     with pytest.raises(EnvError, match="SystemExit: 3"):
-        make(exit_at_once if where == "made" else lambda: Faulty("nothing"))
+        make(partial(kind, "exits"))
 
 
 class Sticky(Counting):

@@ -56,17 +56,11 @@ def raw_pool(task_id: str, options: dict[str, Any], num_envs: int) -> Any:
     )
 
 
-def random_actions(space: gym.Space[Any], num_envs: int, steps: int) -> Iterator[np.ndarray]:
+def draw_actions(space: gym.Space[Any], num_envs: int, steps: int) -> Iterator[torch.Tensor]:
+    envs: Any = SimpleNamespace(action_space=space, num_envs=num_envs, action_mask=None)
     rng = np.random.default_rng(5)
     for _ in range(steps):
-        if isinstance(space, gym.spaces.Discrete):
-            yield rng.integers(0, space.n, num_envs).astype(np.int32)
-            continue
-        assert isinstance(space, gym.spaces.Box)
-        low, high, shape = space.low, space.high, (num_envs, *space.shape)
-        is_whole = np.dtype(space.dtype).kind == "i"
-        draws = rng.integers(low, high, shape, endpoint=True) if is_whole else None
-        yield (rng.uniform(low, high, shape) if draws is None else draws).astype(space.dtype)
+        yield draw_action(envs, rng)
 
 
 @pytest.mark.long
@@ -78,8 +72,8 @@ def test_fact_a_masked_reset_answers_in_order_and_leaves_no_reset_row(family: st
     pool = raw_pool(task_id, options, num_envs)
     pool.reset()
     length, most, ends = np.zeros(num_envs, int), 0, 0
-    for action in random_actions(pool.action_space, num_envs, steps):
-        _, _, terminated, truncated, info = pool.step(action)
+    for action in draw_actions(get_task_spaces(task_id)[1], num_envs, steps):
+        _, _, terminated, truncated, info = pool.step(action.numpy())
         length += 1
         done = terminated | truncated
         np.testing.assert_array_equal(info["env_id"], np.arange(num_envs))
@@ -101,9 +95,9 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
     """
     num_envs, steps = 3, 220
     envs = make_envs(EnvConfig(id=f"procgen:{game}", num_envs=num_envs, num_levels=50), seed=3)
-    actions = list(random_actions(envs.action_space, num_envs, steps))
+    actions = list(draw_actions(envs.action_space, num_envs, steps))
     first_obs = envs.reset()
-    taken = [envs.step(torch.from_numpy(action)) for action in actions]
+    taken = [envs.step(action) for action in actions]
     envs.close()
     ends = np.zeros(num_envs, int)
     for index, env_seed in enumerate(env_seeds(3, num_envs)):
@@ -115,7 +109,7 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
         np.testing.assert_array_equal(obs[0], first_obs[index])
         level = info["level_seed"][0]
         for step, action in zip(taken, actions, strict=True):
-            obs, reward, terminated, truncated, info = pool.step(action[index : index + 1])
+            obs, reward, terminated, truncated, info = pool.step(action[index : index + 1].numpy())
             flags = step.terminated[index], step.truncated[index]
             assert (step.reward[index], *flags) == (reward[0], terminated[0], truncated[0])
             assert step.info["level_seed"][index] == level
@@ -224,8 +218,8 @@ def test_level_complete_means_the_level_was_solved() -> None:
     envs = make_envs(EnvConfig(id="procgen:leaper", num_envs=8, num_levels=20), seed=1)
     envs.reset()
     solved = failed = 0
-    for action in random_actions(envs.action_space, 8, 400):
-        step = envs.step(torch.from_numpy(action))
+    for action in draw_actions(envs.action_space, 8, 400):
+        step = envs.step(action)
         done = step.terminated | step.truncated
         np.testing.assert_array_equal(step.info["level_complete"], step.reward == 10)
         assert not (step.info["level_complete"] & ~done).any()
@@ -249,8 +243,8 @@ def test_cartpole_is_the_cartpole_of_gymnasium() -> None:
         twin.reset()
         twin.state = tuple(state.double().tolist())
     ends = 0
-    for action in random_actions(envs.action_space, num_envs, 300):
-        step = envs.step(torch.from_numpy(action))
+    for action in draw_actions(envs.action_space, num_envs, 300):
+        step = envs.step(action)
         for index, twin in enumerate(twins):
             expected, reward, terminated, _, _ = twin.step(int(action[index]))
             assert step.terminated[index] == terminated and step.reward[index] == reward

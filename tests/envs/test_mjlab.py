@@ -36,6 +36,12 @@ def push(time: int) -> Tensor:
     return torch.tensor([[0.5], [-0.5], [1.0]]) * (1 + time)
 
 
+def play(envs: Any, num_steps: int = LIMIT) -> Any:
+    """Reset, make so many steps, and return the last one."""
+    envs.reset()
+    return [envs.step(push(time)) for time in range(num_steps)][-1]
+
+
 def test_the_final_observation_is_that_of_a_longer_episode() -> None:
     short, long = make(SHORT), make(LONG)
     assert torch.equal(short.reset(), long.reset())
@@ -60,9 +66,7 @@ def test_a_reset_changes_no_observation_of_the_others() -> None:
         return lambda *args: seen.append(call(*args)) or seen[-1]
 
     simulator.step, simulator.reset_rows = record(simulator.step), record(simulator.reset_rows)
-    envs.reset()
-    for time in range(FALL):
-        step = envs.step(push(time))
+    step = play(envs, FALL)
     (*_, (raw, *_), (after, _)) = seen
     read = envs._layout.unpack(step.obs)
     for row in (0, 2):
@@ -73,19 +77,13 @@ def test_a_reset_changes_no_observation_of_the_others() -> None:
 
 
 def test_an_episode_that_falls_at_its_time_limit_is_terminated() -> None:
-    envs = make(NOISY)
-    envs.reset()
-    for time in range(LIMIT):
-        step = envs.step(push(time))
+    step = play(make(NOISY))
     assert step.terminated.tolist() == [True, False, False]
     assert step.truncated.tolist() == [False, False, True]
 
 
 def test_the_end_of_a_finite_horizon_is_a_termination() -> None:
-    envs = make(FINITE)
-    envs.reset()
-    for time in range(LIMIT):
-        step = envs.step(push(time))
+    step = play(make(FINITE))
     assert step.terminated.tolist() == [True, False, True] and not step.truncated.any()
 
 

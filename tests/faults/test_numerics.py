@@ -50,11 +50,8 @@ def test_bad_numbers_of_environments(
     tmp_path: Path, what: str, number: float, fault: Fault
 ) -> None:
     before: list[dict[str, Tensor]] = []
+    keep = lambda run, _: before.append(deepcopy(run.agent.state_dict()))  # noqa: E731
     for _ in fault:
-
-        def keep(run: Run, _: Any) -> None:
-            before.append(deepcopy(run.agent.state_dict()))
-
         message = rf"environment 0, step\(\) at step 20 returned an? (wrong )?{what}"
         with pytest.raises(EnvError, match=message):
             train(tiny(tmp_path, checkpoint=EVERY), make_env=partial(Bad, what, number),

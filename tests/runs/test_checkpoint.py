@@ -165,12 +165,8 @@ def test_a_checkpoint_of_another_run_is_skipped(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, run_id="c")
 
 
-def test_no_usable_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
+def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        load_checkpoint(tmp_path)
-    for steps in (1, 2):
-        (save(tmp_path, steps) / "tensors.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"step-000000000002.*step-000000000001"):
         load_checkpoint(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """Learning curves: averages over runs and steps."""
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -144,20 +145,14 @@ def test_two_runs_of_one_seed_are_named(tmp_path: Path) -> None:
         read_curves(runs, RETURN)
 
 
-def make_sweep(folder: Path, *clips: float) -> Path:
-    """Make a sweep of a clip range, with two seeds."""
-    for index, clip in enumerate(clips):
-        for seed in (1, 2):
-            trial = folder / f"s{seed}-{index}"
-            make_run(trial / "runs/run", [(1, clip + seed)], seed=seed, ppo=PPOConfig(clip=clip))
-            (trial / "trial.json").write_text("{}")
-    return folder
-
-
 def test_the_folder_of_a_sweep_is_its_runs_and_arms_are_what_differs(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    sweep = make_sweep(tmp_path, 0.5, 0.25)
+    sweep = tmp_path
+    for (index, clip), seed in itertools.product(enumerate((0.5, 0.25)), (1, 2)):
+        run = sweep / f"s{seed}-{index}" / "runs" / "run"
+        make_run(run, [(1, clip + seed)], seed=seed, ppo=PPOConfig(clip=clip))
+        (run.parents[1] / "trial.json").write_text("{}")
     curves = read_curves([sweep], RETURN)
     means = [(curve.label, curve.mean.tolist()) for curve in curves]
     assert means == [("clip 0.25", [1.75]), ("clip 0.5", [2.0])]
