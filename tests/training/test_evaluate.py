@@ -161,6 +161,9 @@ def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: 
     with pytest.raises(ValueError, match="best"):
         evaluate(directory, weights="best", make_env=corridor, steps_file=path)
     assert path.read_text() == "kept"
+    (link := tmp_path / "link.csv").symlink_to("/dev/null")  # is written, not replaced
+    evaluate(directory, episodes=2, make_env=corridor, steps_file=link)
+    assert link.is_symlink()
 
 
 def test_a_small_network_is_evaluated_by_one_thread(tmp_path: Path) -> None:

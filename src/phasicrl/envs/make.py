@@ -46,7 +46,7 @@ def make_envs(
         num_envs: number of environments; None for `config.num_envs`.
         first_index: index of the first environment among those of all ranks.
         steps_before: steps of each environment of the run before these are made, from which
-            curricula of mjlab and Isaac Lab continue.
+            curricula of mjlab and Isaac Lab continue when a first episode has ended.
         make_env: function that makes a custom environment (Gymnasium's `Env`), whose name is then
             `config.id`.
         make_vector_env: function of a number of environments that makes a custom vector

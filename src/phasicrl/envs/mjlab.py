@@ -47,8 +47,7 @@ def make_simulator(name: str, options: dict[str, Any], local: EnvSlice) -> Mjlab
             envs = ManagerBasedRlEnv(config, options["device"])
     finally:
         np.random.set_state(state)
-    envs.common_step_counter = local.steps_before  # which curricula read
-    return MjlabSimulator(envs)
+    return MjlabSimulator(envs, local.steps_before)
 
 
 class MjlabSimulator:
@@ -57,15 +56,18 @@ class MjlabSimulator:
     It draws from PyTorch's global generators only, so that `reset` needs no seed.
     """
 
-    def __init__(self, envs: Any) -> None:
-        self._envs, self.close = envs, envs.close
+    def __init__(self, envs: Any, steps_before: int) -> None:
+        self._envs, self.close, self._steps_before = envs, envs.close, steps_before
         self.num_envs, self.device = envs.num_envs, envs.device
         self.single_observation_space = infer_space(envs.observation_space)
         self.single_action_space = make_unbounded(*envs.single_action_space.shape)
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every environment."""
-        return self._envs.reset()[0], {}
+        obs = self._envs.reset()[0]
+        # Curricula read it; at the first reset it must be 0, or levels of terrains would rise.
+        self._envs.common_step_counter = max(self._envs.common_step_counter, self._steps_before)
+        return obs, {}
 
     def step(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step with `[B, K]`, without resets; the end of a finite horizon is a termination."""

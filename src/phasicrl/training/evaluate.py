@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -120,7 +120,7 @@ class SavedAgent:
         """Make environments for an evaluation, see `make_evaluation_envs`."""
         return evaluation.make_evaluation_envs(
             self.config, num_envs=num_envs, levels=levels, seed=seed,
-            env_steps=self.run_directory.card.get("env_steps", 0), **self.env_objects,
+            env_steps=self.run_directory.card.get("env_steps") or 0, **self.env_objects,
         )  # fmt: skip
 
     def load_agent(
@@ -213,7 +213,9 @@ def evaluate(
     with use_threads(threads), ExitStack() as stack:
         table = None
         if table_path:
-            temporary = stack.enter_context(atomic_write(table_path))
+            is_plain = not table_path.exists() or table_path.is_file()  # unlike /dev/stdout
+            writer = atomic_write(table_path) if is_plain else nullcontext(table_path)
+            temporary = stack.enter_context(writer)
             file = stack.enter_context(temporary.open("w", newline=""))
             table = evaluation.load_lab_entry_point("StepTable")(file)
         for which, policy in product(evaluation.list_level_kinds(levels), policies):

@@ -461,7 +461,7 @@ class Run(AbstractContextManager["Run"]):
         parts = ("rollout", "policy", "value", "auxiliary", "evaluation")
         name, count = "charts/episodic_return_100", "charts/num_episodes"
         names = name, count, *(f"time/{part}" for part in parts)
-        records = self.files.metrics(*names) if self.files.last_rows(1) else []
+        records = self.files.metrics(*names) if self.files.last_rows(2) else []
         seconds = {part: sum(row.get(f"time/{part}") or 0.0 for row in records) for part in parts}
         total = sum(seconds.values()) or 1.0
         split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]
