@@ -106,7 +106,7 @@ def _make_sim_envs(backend: str, name: str, config: EnvConfig, local: EnvSlice) 
             simulator = _import_backend(backend).make_simulator(name, dict(config.options), local)
         except OSError as error:  # of a download, or of its files
             raise EnvError(f"{config.id} cannot be made: {error!r}") from error
-    return TensorVectorEnv(config.id, simulator, config, local)
+    return TensorVectorEnv(simulator, config, local)
 
 
 def _import_backend(backend: str) -> Any:

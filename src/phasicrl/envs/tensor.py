@@ -86,14 +86,14 @@ class TensorVectorEnv:
 
     is_open = True
 
-    def __init__(self, name: str, simulator: Any, config: EnvConfig, local: EnvSlice) -> None:
+    def __init__(self, simulator: Any, config: EnvConfig, local: EnvSlice) -> None:
         """Reset the simulator; the first `reset` returns that result.
 
         Raises:
             ValueError: the spaces are not supported.
             EnvError: the simulator cannot be reset.
         """
-        self.name, self.num_envs = name, simulator.num_envs
+        self.name, self.num_envs = config.id, simulator.num_envs
         self.device = torch.empty(0, device=simulator.device).device  # with its index
         self.action_mask: Tensor | None = None
         self._simulator: Any = simulator
@@ -101,7 +101,7 @@ class TensorVectorEnv:
         can_save = hasattr(simulator, "get_state") and hasattr(simulator, "set_state")
         self.restore_method: RestoreMethod = "snapshot" if can_save else "none"
         self.is_pure = can_save and self.has_final_obs and getattr(simulator, "is_pure", False)
-        self._properties = properties = make_properties(name, simulator, "single_")
+        self._properties = properties = make_properties(config.id, simulator, "single_")
         self.observation_space = properties.observation_space
         self.action_space = properties.action_space
         self._layout = ObservationLayout(self.observation_space)
@@ -122,7 +122,7 @@ class TensorVectorEnv:
         self._masks_in_obs = properties.mask_source == "observation"
         with self._guard_call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
-            self._has_extra = warn_of_extra_obs_keys(name, properties, obs)
+            self._has_extra = warn_of_extra_obs_keys(config.id, properties, obs)
             has_masks = self._widths and (self._masks_in_obs or has_mask(info, simulator))
             self.mask_size = sum(self._widths) if has_masks else 0
             self._first_obs = (*self._pack_obs(obs), self._read_mask(obs, info))

@@ -76,10 +76,8 @@ def make_custom_envs(
         if has_device and is_late and not hasattr(vector, "reset_rows"):
             rule = "AutoresetMode.SAME_STEP, or a method reset_rows"
             raise Invalid(f"returned tensors with {mode}; expected {rule}")
-    if has_device:
-        _made[id(given)] = envs = TensorVectorEnv(config.id, vector, config, local)
-    else:
-        _made[id(given)] = envs = CustomVectorEnv(vector, config, local)
+    kind = TensorVectorEnv if has_device else CustomVectorEnv
+    _made[id(given)] = envs = kind(vector, config, local)
     return envs
 
 

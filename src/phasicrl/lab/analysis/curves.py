@@ -192,7 +192,7 @@ def read_curves(paths: Sequence[Path], metric: str, *, smooth_steps: int = 0) ->
         ValueError: `paths` is empty, a folder is not a run directory, no run has data for `metric`,
             or runs of one experiment share no steps.
     """
-    found = [RunDirectory.find(Path(path).expanduser()) for path in paths]
+    found = [RunDirectory.find(path) for path in paths]
     runs = expand_sweeps([files.path.resolve() for files in found])
     points = {run: smooth(_read_points(run, metric), smooth_steps) for run in runs}
     lacking = [run for run in points if not len(points[run][0])]

@@ -165,15 +165,15 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     """
     jinja2 = import_optional("jinja2", "reports need jinja2")
     require_matplotlib()
-    found = [RunDirectory.find(Path(run).expanduser()) for run in runs]
-    given = {each.path.resolve(): each for each in found}
-    folders = [each.output_folder.resolve() for each in given.values()]
-    path = Path(output or (folders[0] / REPORT_FILE if len(given) == 1 else REPORT_FILE))
+    found = [RunDirectory.find(run) for run in runs]
+    given = [*dict.fromkeys(each.path.resolve() for each in found)]
+    folder = found[0].output_folder.resolve() if len(given) == 1 else Path()
+    path = Path(output or folder / REPORT_FILE)
     if path.suffix != ".html":
         raise ValueError(f"output is {path}; expected a name with the ending .html")
     for run in given:  # which may come from somebody else
         RunDirectory(run).reject_special_files()
-    for run in (members := curves.expand_sweeps([*given])):
+    for run in (members := curves.expand_sweeps(given)):
         RunDirectory(run).reject_special_files()
     labeled_runs = curves.label_runs(members)
     has_tasks = len({each.task for each in labeled_runs.values()}) > 1
