@@ -7,6 +7,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance, scaling
-from benchmarks.compare_reference import prediction_half_width, windows
+from benchmarks.compare_reference import windows
 from phasicrl.cli import parse_config
 from phasicrl.envs.envpool import PROCGEN_GAMES
 from phasicrl.lab.analysis.curves import Curve, Task, read_curves
@@ -526,25 +527,38 @@ def baselines_in_short() -> Cells:
 
 
 PPG_RUNS = {
-    name: RESULTS / "procgen-25m" / "runs" / f"procgen-ppg-single-paper{ending}_starpilot_s101"
-    for name, ending in {"8 of 32": "", "all 32": "-all32"}.items()
+    name: RESULTS / "procgen-25m" / "runs" / f"procgen-ppg-single-paper{ending}"
+    for name, ending in {
+        "8 of 32, seed 101": "_starpilot_s101",
+        "all 32, seed 101": "-all32_starpilot_s101",
+        "all 32, seed 102, policy in fp32": "-all32-fp32_starpilot_s102",
+    }.items()
 }
-"""Our runs of PPG on StarPilot by the iterations of an auxiliary epoch."""
+"""Our runs of PPG on StarPilot; names begin with the iterations of an auxiliary epoch."""
 PPG_WINDOW = 250_000
 """Steps over which CleanRL's curves of PPG are averaged."""
+PPG_END = 5_000_000
+"""Steps up to which they are compared."""
 
 
 def published_ppg() -> Cells:
     """Yield mean returns on StarPilot of our runs of PPG and of CleanRL's, and their differences.
 
-    The interval of a difference is that of one more run of theirs: Student's t, two degrees of
-    freedom.
+    The interval of a difference is that of Student's t with equal variances, so that one run of
+    ours is enough for it.
     """
     ours = {name: read_curves([run], "charts/episodic_return")[0] for name, run in PPG_RUNS.items()}
-    lasts = {name: int(x.steps[-1] // PPG_WINDOW) * PPG_WINDOW for name, x in ours.items()}
-    ends = range(1_000_000, max(lasts.values()) + 1, 1_000_000)
-    spans = [(name, [2_000_000, last]) for name, last in lasts.items()]
-    titles = (f"{name}, {low / 1e6:g}M–{high / 1e6:g}M" for name, (low, high) in spans)
+    groups = {
+        group: [curve for name, curve in ours.items() if name.startswith(group)]
+        for group in ("8 of 32", "all 32")
+    }
+    lasts = {
+        group: int(min(x.steps[-1] for x in curves) // PPG_WINDOW) * PPG_WINDOW
+        for group, curves in groups.items()
+    }
+    until = {x.task: float(PPG_END) for x in ours.values()}
+    ends = range(1_000_000, PPG_END + 1, 1_000_000)
+    titles = (f"{group}, 2M–{last / 1e6:g}M" for group, last in lasts.items())
     yield "runs", *(f"to {end // 1_000_000}M" for end in ends[1:]), *titles
 
     def means(curve: Curve, edges: Sequence[int]) -> np.ndarray:
@@ -556,15 +570,22 @@ def published_ppg() -> Cells:
         return [*texts, *("" for _ in ends[len(columns) + 1 :])]
 
     for name, curve in ours.items():
-        yield f"ours, {name}", *cells(curve), *("" for _ in spans)
-    until = {x.task: float(max(lasts.values())) for x in ours.values()}
-    for theirs in read_reference_curves(Path("cleanrl-ppg"), RETURN, end_by_task=until):
+        yield f"ours, {name}", *cells(curve), *("" for _ in lasts)
+    published = read_reference_curves(Path("cleanrl-ppg"), RETURN, end_by_task=until)
+    (ppo,) = read_reference_curves(Path("baselines-easy"), RETURN, end_by_task=until)
+    grid = np.arange(0.0, PPG_END + 1, 10_000)  # its points are ever further apart
+    values = np.array([np.interp(grid, ppo.steps, run) for run in ppo.values])
+    published.append(replace(ppo, label="OpenAI Baselines' PPO", steps=grid, values=values))
+    for theirs in published:
         gaps = list[str]()
-        for name, span in spans:
-            at_end = means(theirs, span)
-            gap = means(ours[name], span).item() - at_end.mean()
-            half = prediction_half_width(at_end).item()
-            parts = (round(x, 1) + 0 for x in (gap, gap - half, gap + half))  # 0 in place of −0
+        for group, last in lasts.items():
+            mine, other = (
+                np.concatenate([means(x, [2_000_000, last])[:, 0] for x in curves])
+                for curves in (groups[group], [theirs])
+            )
+            gap = mine.mean() - other.mean()
+            low, high = stats.ttest_ind(mine, other).confidence_interval()
+            parts = (round(float(x), 1) + 0 for x in (gap, low, high))  # 0 in place of −0
             gaps.append("{:.1f} [{:.1f}, {:.1f}]".format(*parts).replace("-", "−"))
         yield theirs.label, *cells(theirs), *gaps
 

@@ -222,15 +222,13 @@ class Collector:
         Returns:
             The truncations with recomputed states.
         """
-        by_step = {each.step: each for each in truncations}
-        self._state, recomputed = rollout.state.clone(), list[StepTruncations]()
+        states = [rollout.state]
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
-            inputs = (rollout.obs[:, now], rollout.first[:, now], self._state)
-            self._state = self.agent(*inputs, precision=self._precision).state
-            if cut := by_step.get(t):
-                recomputed.append(cut._replace(state=self._state[cut.envs]))
-        return recomputed
+            inputs = (rollout.obs[:, now], rollout.first[:, now], states[-1])
+            states.append(self.agent(*inputs, precision=self._precision).state)
+        self._state = states[-1]
+        return [cut._replace(state=states[cut.step + 1][cut.envs]) for cut in truncations]
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[StepTruncations]) -> None:
         """Fill in the value of the observation after each step.

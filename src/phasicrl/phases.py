@@ -535,13 +535,11 @@ def _recompute_value_targets(learner: Learner, buffer: PhaseBuffer) -> None:
         recompute_values(learner.agent, rollout, executor=learner.executor)
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
         reward, bootstrap = learner.to_current_reward_scale(rollout)
-        ended = rollout.first.roll(-1, dims=1)  # the last column is replaced below
-        next_value = torch.where(ended, bootstrap, rollout.next_value)
-        next_value[:, -1] = bootstrap[:, -1]
+        ended, next_value = rollout.first.roll(-1, dims=1), rollout.next_value.clone()
+        ended[:, -1] = True
         if following is not None:  # its first value is that of the step after the last
-            continues = ~following.first[:, 0]
-            next_value[:, -1] = torch.where(continues, following.value[:, 0], bootstrap[:, -1])
-        rescaled = replace(rollout, next_value=next_value)
+            ended[:, -1], next_value[:, -1] = following.first[:, 0], following.value[:, 0]
+        rescaled = replace(rollout, next_value=torch.where(ended, bootstrap, next_value))
         _, target = _estimate_targets(rescaled, reward, learner.config.ppo)
         rollout.value_target.copy_(target)
 

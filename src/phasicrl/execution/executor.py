@@ -1,13 +1,13 @@
 """Execution of gradient steps and inference. Kind: effects (threads, compilers, GPU)."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_
+from torch.utils._pytree import tree_leaves, tree_map
 
 from phasicrl.config import Precision
 from phasicrl.distributed import SINGLE_PROCESS, World
@@ -117,13 +117,14 @@ class Executor:
             return lambda *inputs: tuple(output.clone() for output in compiled(*inputs))
         start = perf_counter()
         try:
-            call = compile_inference(function, module, inputs)
+            with _undo_changes(module.buffers()):
+                call = compile_inference(function, module, inputs)
         except Exception as error:  # of any type; compilation must not end a run
             self.log(f"acting runs eagerly: it cannot be compiled ({_first_line(error)})")
             return None
         results = []
         for each in (call, function):
-            with torch.random.fork_rng(devices=[]):  # the same random numbers as the first call
+            with _undo_changes(module.buffers()):
                 results.append(each(*inputs))
         for actual, expected in zip(*results, strict=True):
             pair = actual.double(), expected.double()
@@ -234,27 +235,41 @@ class CompiledGradientStep(EagerGradientStep):
         executor, start, update, reason = self.executor, perf_counter(), None, "on another process"
         steps = f"{self.settings.phase} steps"
         try:
-            update = CompiledUpdate(self.loss, minibatch, coefficients, self.settings)
+            with _undo_changes(self.loss.agent.buffers()):
+                update = CompiledUpdate(self.loss, minibatch, coefficients, self.settings)
         except Exception as error:  # of any type; compilation must not end a run
             reason = _first_line(error)
         if executor.world.all_reduce_any(update is None) or update is None:
             executor.log(f"{steps} run eagerly: they cannot be compiled ({reason})")
             return None
-        state, before = update.state, tree_map(torch.clone, update.state)
-        expected = super().__call__(minibatch, *coefficients)[1]
-        eager = tree_map(torch.clone, state)
-        tree_map_(Tensor.copy_, state, before)
-        actual = update(minibatch, coefficients)
-        # Difference of parameters, first and second moments, as a share of the eager step.
-        difference = max(_euclidean_distance(x, y) / max(_euclidean_distance(x, z), 1e-12)
-                         for x, y, z in zip(eager[:3], state, before, strict=False))  # fmt: skip
-        tree_map_(Tensor.copy_, state, before)
+        before = tree_map(torch.clone, update.state)
+        changed = [*tree_leaves(update.state), *self.loss.agent.buffers()]
+        with _undo_changes(changed):
+            expected = super().__call__(minibatch, *coefficients)[1]
+            eager = tree_map(torch.clone, update.state)
+        with _undo_changes(changed):
+            actual = update(minibatch, coefficients)
+            # Difference of parameters, first and second moments, as a share of the eager step.
+            difference = max(_euclidean_distance(x, y) / max(_euclidean_distance(x, z), 1e-12)
+                for x, y, z in zip(eager[:3], update.state, before, strict=False))  # fmt: skip
         is_close = torch.allclose(actual, expected, rtol=1e-2, atol=1e-4) and difference < 0.05
         if executor.world.all_reduce_any(not is_close):
             executor.log(f"{steps} run eagerly: compiled ones differ by {difference:.1%} of a step")
             return None
         executor.log(f"{steps} are compiled ({perf_counter() - start:.0f} s)")
         return update
+
+
+@contextmanager
+def _undo_changes(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore tensors, and the state of the random generator, at the end of a block."""
+    before = [(tensor, tensor.clone()) for tensor in tensors]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for tensor, value in before:
+            tensor.copy_(value)
 
 
 def _euclidean_distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:

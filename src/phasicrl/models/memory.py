@@ -72,8 +72,7 @@ class RecurrentMemory(nn.Module):
         # [S·L], index of the piece of each step
         piece = begins.flatten().cumsum(0) - 1
         length = piece.bincount()
-        longest_first = length.argsort(descending=True, stable=True)
-        rank = longest_first.argsort()  # the inverse permutation
+        rank = length.argsort(descending=True, stable=True).argsort()  # of pieces, longest first
         # [S·L], index of each step in its piece
         step = torch.arange(len(piece), device=piece.device) - (length.cumsum(0) - length)[piece]
         order = (step * len(length) + rank[piece]).argsort()
