@@ -48,6 +48,27 @@ def _ppg(output: Path) -> None:
     _save(draw_curves(curves, label, title), output, "procgen-25m, cleanrl-ppg, baselines-easy")
 
 
+PPG_RATES = {"8 of 32": 388, "all 32": 151}
+PPO_RATE = 377
+"""Environment steps per second on two cores (docs/ppo-to-ppg.md)."""
+
+
+def _ppg_hours(output: Path) -> None:
+    """Draw our PPG on StarPilot and published runs against hours at our rates."""
+    curves = read_curves([*PPG_RUNS.values()], "charts/episodic_return", smooth_steps=PPG_WINDOW)
+    rates = [PPG_RATES[name.partition(",")[0]] for name in PPG_RUNS]
+    ends = {curves[0].task: 25e6}
+    _, ppg, _ = read_reference_curves(Path("cleanrl-ppg"), RETURN, end_by_task=ends)
+    (ppo,) = read_reference_curves(Path("baselines-easy"), RETURN, end_by_task=ends)
+    curves += [replace(ppg, label="CleanRL's, all 32"), replace(ppo, label="OpenAI Baselines' PPO")]
+    for index, rate in enumerate([*rates, PPG_RATES["all 32"], PPO_RATE]):
+        curves[index] = replace(curves[index], steps=curves[index].steps / (3600 * rate))
+    title = "By hours on two cores, published runs at our rates"
+    figure = draw_curves(curves, "episodic return", title)
+    figure.axes[0].set(xlabel="hours", xlim=(0, 18))
+    _save(figure, output, "procgen-25m, cleanrl-ppg, baselines-easy")
+
+
 def _baselines(output: Path) -> None:
     """Draw our runs among the published ones, and write the CSV of the page's table."""
     folder = RESULTS / "baselines"
@@ -59,6 +80,7 @@ def _baselines(output: Path) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
     "ppg-starpilot.png": _ppg,
+    "ppg-starpilot-hours.png": _ppg_hours,
     "batch-invariance.png": lambda to: batch_invariance.draw(read("batch_invariance"), to),
     "simulators.png": lambda to: simulators.draw(read("simulators"), to),
     "suite-penalties.png": partial(

@@ -125,7 +125,7 @@ on Reacher; `suites` are those that measure it, with the arm without it and the 
 `elsewhere` are pages that measure it otherwise.
 """
 _ONE_OUT = "../experiments.md#ppo-without-one-of-its-tricks"
-_REACHER = "../learning.md#what-each-trick-is-worth"
+_REACHER = "results.md#tricks-on-reacher"
 SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari-ppo")
 
 

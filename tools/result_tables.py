@@ -195,13 +195,16 @@ def difference(ours: list[float], theirs: list[float]) -> str:
 
 def tasks() -> Cells:
     """Yield what presets reach: PPO, the first in each file, PPG and the difference."""
-    yield "environment", "steps", "seeds", "PPO", "PPG", "PPG − PPO", "others"
+    yield "environment", "steps", "seeds", "seconds", "PPO", "PPG", "PPG − PPO", "others"
     for env, file, others in TASKS:
-        first = read(file)[0]
-        ppo, ppg = (greedy(file, first["preset"].replace("-ppo", x)) for x in ("-ppo", "-ppg"))
+        first, rows = read(file)[0], group(read(file), "preset")
+        names = [first["preset"].replace("-ppo", x) for x in ("-ppo", "-ppg")]
+        ppo, ppg = (greedy(file, name) for name in names)
+        times = (statistics.median(column(rows[name], "seconds")) for name in names if name in rows)
+        seconds = ", ".join(f"{time:.0f}" for time in times)
         seeds = ", ".join(f"{len(values)}" for values in (ppo, ppg) if values)
         steps = f"{int(first['env_steps']) // 100_000 * 100}k".replace("1000k", "1M")
-        yield env, steps, seeds, reached(ppo), reached(ppg), difference(ppg, ppo), others
+        yield env, steps, seeds, seconds, reached(ppo), reached(ppg), difference(ppg, ppo), others
 
 
 def compatible() -> Cells:
