@@ -304,6 +304,8 @@ def test_float32_in_place_of_other_floats_at_every_depth() -> None:
     changed = spaces.to_float32_space(make(np.float64, 1e300))
     assert changed == make(np.float32, float(np.finfo(np.float32).max))
     assert list(changed.spaces) == ["z", "a", "b"]  # type: ignore[attr-defined]
+    wide = spaces.ActionLayout(Box(-1e300, 1e300, (1,), np.float64))
+    assert wide.unflatten(np.ones((1, 1), np.float32)).tolist() == [[1.0]]
     assert spaces.to_float32_space(GOOD) is GOOD
 
 

@@ -259,7 +259,8 @@ class ActionLayout:
             if not isinstance(leaf, Box):
                 part = part.astype(np.int64, copy=False) + get_start(leaf)
             elif leaf.dtype == np.float64:  # that float32 may lie below the bound
-                part = np.where(part == leaf.low.astype(np.float32), leaf.low, part)
+                with np.errstate(over="ignore"):
+                    part = np.where(part == leaf.low.astype(np.float32), leaf.low, part)
             values[path] = part.astype(leaf.dtype)
         return assemble(self.space, values)
 

@@ -88,6 +88,36 @@ def test_a_batch_has_the_actions_and_values_of_its_environments(name: str, tmp_p
             now[index] = obs_now, info
 
 
+class Locks(gym.Env[Any, Any]):
+    """Two locks, each of which one of three keys fits, with a mask of two parts."""
+
+    observation_space = gym.spaces.Dict(
+        action_mask=gym.spaces.Tuple([gym.spaces.MultiBinary(3)] * 2),
+        door=gym.spaces.Discrete(4), view=gym.spaces.Box(-1, 1, (3,), np.float32),
+    )  # fmt: skip
+    action_space = gym.spaces.MultiDiscrete([3, 3])
+
+    def __init__(self, key: int = 0) -> None:
+        keys = np.eye(3, dtype=np.int8)
+        self.obs = {"door": 2, "view": np.ones(3, np.float32), "action_mask": (keys[1], keys[key])}
+
+    def reset(self, **_: Any) -> Any:
+        return self.obs, {}
+
+    def step(self, action: Any) -> Any:
+        return self.obs, 0.0, False, True, {}
+
+
+def test_masks_in_parts_and_numbers_in_brackets_are_read(tmp_path: Path) -> None:
+    agent = load(train(tiny(tmp_path), make_env=Locks).directory, make_env=Locks)
+    alone = [Locks(0).obs, Locks(2).obs]
+    space: Any = Locks.observation_space
+    assert [agent.act(obs).tolist() for obs in alone] == [[1, 0], [1, 2]]
+    batch = concatenate(space, alone, create_empty_array(space, 2))
+    assert agent.act(batch).tolist() == [[1, 0], [1, 2]]
+    assert agent.value(alone[0] | {"door": np.array([2])}) == agent.value(alone[0])
+
+
 def test_sampled_actions_follow_the_distribution_and_the_seed(tmp_path: Path) -> None:
     run, make_env = trained(tmp_path, "discrete")
     obs, _ = make_env().reset(seed=0)

@@ -84,8 +84,7 @@ class RecurrentMemory(nn.Module):
         start[rank[pieces[:, 0]]] = torch.where(first[:, :1], 0.0, state)
         packed = PackedSequence(features.flatten(0, 1)[order], batch_sizes.cpu())
         # An LSTM's state is its output followed by its cell.
-        states = start.unsqueeze(0).split(self.num_features, dim=-1)
-        parts = tuple(part.contiguous() for part in states)
+        parts = tuple(x.contiguous() for x in start[None].split(self.num_features, dim=-1))
         output, end = self.layer(packed, parts if self.is_lstm else parts[0])
         end = (torch.cat(end, dim=-1) if self.is_lstm else end).squeeze(0)
         result = torch.empty_like(output.data).index_copy(0, order, output.data)

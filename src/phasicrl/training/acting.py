@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Generator
+from torch.utils._pytree import tree_map
 
 from phasicrl.config import Config, Precision
 from phasicrl.envs.checks import MASK
@@ -105,19 +107,22 @@ class TrainedAgent:
 
     def _read(self, obs: Any, mask: Any, *, needs_mask: bool = True) -> tuple[AgentInput, bool]:
         """Convert observations and masks to inputs, and return whether they are a batch."""
-        if mask is None and self._mask_size and isinstance(obs, Mapping):
-            mask = obs.get(MASK)
+        is_found = mask is None and self._mask_size and isinstance(obs, Mapping)
+        mask = obs.get(MASK) if is_found else mask
         arrays, observe = map_leaves(self.observation_space, to_numeric, obs), self._obs_indices
         parts = [get_part(arrays, leaf.path) for leaf in self._layout.leaves]
         if any(x is None or (observe and x.shape[-1:] <= (max(observe),)) for x in parts):
             rule = "a whole observation or a batch, which env.reset() and env.step() return first"
             raise ValueError(f"obs is of type {type(obs).__name__}; expected {rule}")
         arrays = arrays[..., list(observe)] if observe else arrays
-        is_batch = parts[0].ndim > len(self._layout.leaves[0].shape)
+        pairs = zip(parts, self._layout.leaves, strict=True)
+        is_batch = all(part.ndim > len(leaf.shape) for part, leaf in pairs)
         num_envs = len(parts[0]) if is_batch else 1
         if not is_batch:
             arrays = map_leaves(self.observation_space, lambda part: part[None], arrays)
             mask = None if mask is None else [mask]
+        elif is_found and isinstance(mask, Mapping | tuple):  # batched part by part
+            mask = [tree_map(itemgetter(i), mask) for i in range(num_envs)]
         stored, masks = self._layout.pack(arrays, num_envs), None
         if invalid := self._layout.find_invalid(stored):
             raise ValueError(f"obs has {invalid[1]}; expected finite values of observation_space")

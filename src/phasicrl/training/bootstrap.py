@@ -34,12 +34,11 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
     rows = np.asarray(curves, dtype=np.float64)
     if len(rows) == 0 or not np.isfinite(rows).all():
         raise ValueError(f"values has shape {rows.shape}; expected at least one value, all finite")
-    count, generator = len(rows), np.random.default_rng(0)
+    count, draw = len(rows), np.random.default_rng(0).multinomial
     block = max(1, MAX_BLOCK // count)
     sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
     # A resample is a row of multinomial counts: all resamples are one matrix product.
     share = np.full(count, 1.0 / count)
-    counts = (generator.multinomial(count, share, size=size) for size in sizes)
-    means = np.concatenate([drawn @ rows for drawn in counts]) / count
+    means = np.concatenate([draw(count, share, size=size) @ rows for size in sizes]) / count
     low, high = np.quantile(means, (_TAIL, 1.0 - _TAIL), axis=0)
     return low, high

@@ -192,9 +192,8 @@ def run_episodes(
     while tracker.unfinished_envs.any():
         action, state = act(inputs)
         step = envs.step(action.to(envs.device, copy=True))
-        if envs.device.type != "cpu":
-            names = ("obs", "reward", "terminated", "truncated", "final_obs")
-            step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})
+        names = ("obs", "reward", "terminated", "truncated", "final_obs")
+        step = replace(step, **{name: _to_cpu(getattr(step, name)) for name in names})
         tracker.returns += step.reward
         tracker.lengths += 1
         ended = step.terminated | step.truncated

@@ -44,6 +44,9 @@ def load_matching_weights(agent: Agent, directory: str) -> list[str]:
             text = f"warning: this run does not normalize observations as {directory} did"
             warnings.append(f"{text}; the loaded layers expect obs_norm.statistics {kind}")
     agent.load_state_dict({name: old[name] for name in fits}, strict=False)
+    if (norm := agent.reader.normalizer) is not None and norm.high.isfinite().all():
+        norm.low.fill_(-norm.clip)  # of this run
+        norm.high.fill_(norm.clip)
     message = f"loaded {len(fits)} of {len(new)} tensors from {directory}"
     for what, tensors in (("as initialized", new), ("not used", old)):
         names = [f"{name} {list(tensors[name].shape)}" for name in tensors if name not in fits]

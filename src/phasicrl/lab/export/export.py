@@ -52,7 +52,8 @@ class LoadedPolicy(NamedTuple):
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Map inputs by name, `[B, …]`, to outputs by name."""
-        return dict(zip(self.metadata["outputs"], self.infer(inputs), strict=True))
+        ordered = {name: inputs[name] for name in self.metadata["inputs"]}
+        return dict(zip(self.metadata["outputs"], self.infer(ordered), strict=True))
 
 
 class ExportResult(NamedTuple):
