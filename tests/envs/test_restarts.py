@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import time
 from collections import Counter
@@ -115,6 +116,30 @@ def test_a_fault_after_a_resume_cuts_the_episode_at_what_was_seen_last() -> None
     assert state is not None and torch.equal(again.load_state_dict(state), before.obs)
     step = again.step(RIGHT)
     assert step.final_obs is not None and torch.equal(step.final_obs, before.obs)
+
+
+def test_restarts_of_all_begin_new_episodes_also_after_a_resume() -> None:
+    faults: list[str] = []
+
+    class Failing(Fragile):
+        def step(self, action: np.int64) -> Any:
+            fault = faults.pop() if faults else ""
+            obs, _, *rest = super().step(action)
+            if fault == "of one":
+                raise RuntimeError("the game is gone")
+            return obs, math.nan if fault else 1.0, *rest
+
+    def restart(envs: GymnasiumEnv, fault: str) -> torch.Tensor:
+        faults.append(fault)
+        return envs.step(RIGHT).obs
+
+    envs, again = (restarting_envs(partial(Failing, 10**9), 9) for _ in range(2))
+    first = [envs.reset(), restart(envs, "of one")[:1], restart(envs, "of all")]
+    state = envs.state_dict()
+    last = restart(envs, "of all")
+    assert len(torch.cat([*first, last]).unique(dim=0)) == 7
+    assert state is not None and torch.equal(again.load_state_dict(state), first[-1])
+    assert torch.equal(restart(again, "of all"), last)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 2])

@@ -112,6 +112,7 @@ def test_wrong_or_missing_final_observations_are_named(value: Any, message: str)
     ({"action_masks": list}, r"returned no 'action_mask' in info; expected it, from action_masks"),
     ({"get_state": lambda: {"n": 3}, "set_state": id}, "get_state.* other values than tensors"),
     ({"metadata": {"autoreset_mode": AutoresetMode.NEXT_STEP}}, "tensors with .*NEXT_STEP; expect"),
+    ({"metadata": {"autoreset_mode": "NextStep"}}, "tensors with NextStep; expect"),
     ({"single_action_space": None}, "action_space"),
 ])  # fmt: skip
 def test_a_simulator_that_would_train_wrongly_is_refused(attributes: Any, message: str) -> None:
@@ -307,6 +308,16 @@ def test_rsl_rl_environments_say_or_show_which_episodes_were_cut(limit: Any) -> 
     assert ended == ([] if isinstance(limit, int) else [5, 10, 15])
     assert steps[2].reward.tolist() == [3, 3] and steps[3].reward.tolist() == [1, 4]
     assert all(step.final_obs is None for step in steps)
+
+
+def test_limits_of_rsl_rl_count_from_where_the_first_episodes_begin() -> None:
+    vector = VecEnv(tells=False, limit=3)
+    vector._time[0] = 1
+    vector.episode_length_buf = vector._time  # type: ignore[attr-defined]
+    envs = make(vector)
+    envs.reset()
+    envs.step(torch.zeros(2, 1))
+    assert envs.step(torch.zeros(2, 1)).truncated.tolist() == [True, False]
 
 
 def test_isaac_lab_says_what_its_time_limit_means_and_hands_over_final_observations() -> None:

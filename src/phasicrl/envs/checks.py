@@ -247,7 +247,6 @@ class CheckedEnv(gym.Env[Any, Any]):
         self.action_space = gym.spaces.Box(0, 1, self._actions.shape, self._actions.dtype.type)
         self.env: Any = None
         self._num_steps = 0
-        self._last_obs = np.zeros(self._layout.shape, self._layout.dtype)
         self._seed: int | None = None
         self._generator: Any = None  # state at the start of the episode; None after a seed
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import SyncVectorEnv
+from torch import Tensor
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.bridge import EnvSlice, NumpyStep, NumpyVectorEnv, ObsAndMask
@@ -28,7 +29,7 @@ from phasicrl.envs.checks import MASK, REMEDY, CheckedEnv, MakeEnv, convert_erro
 from phasicrl.envs.options import convert_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv
 from phasicrl.envs.protocol import EnvError, RestoreMethod
-from phasicrl.seeding import env_seeds
+from phasicrl.seeding import derive_seed
 
 
 class GymnasiumEnv(NumpyVectorEnv):
@@ -73,6 +74,17 @@ class GymnasiumEnv(NumpyVectorEnv):
         self._seeds: list[Any] | None = local.seeds()
         super().__init__(name, local.num_envs, properties)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Add the seed from which the next restart of all environments follows."""
+        state = super().state_dict()
+        return state and state | {"base_seed": self._local.base_seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        """Restore that seed as well."""
+        base_seed = state.get("base_seed", self._local.base_seed)
+        self._local = self._local._replace(base_seed=base_seed)
+        return super().load_state_dict(state)
+
     def _reset(self) -> ObsAndMask:
         obs, info = self._vector.reset(seed=self._seeds)
         if self._seeds and isinstance(self._vector, ProcessVectorEnv):
@@ -114,10 +126,10 @@ class GymnasiumEnv(NumpyVectorEnv):
             done = terminated | truncated
             final_obs = None
             if done.any():
+                # Gymnasium unwraps `[1]`.
+                last = np.stack(info["final_obs"][done]).reshape(-1, *obs.shape[1:])
                 final_obs = obs.copy()
-                last = np.stack(info["final_obs"][done])
-                final_obs[done] = last.reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
-                self._check_obs_values(final_obs[done], "step", np.flatnonzero(done))
+                final_obs[done] = self._check_obs_values(last, "step", np.flatnonzero(done))
             self._check_obs_values(obs, "step")
         except EnvError as error:
             return self._restart_all(error)
@@ -139,13 +151,12 @@ class GymnasiumEnv(NumpyVectorEnv):
 
     def _restart_all(self, error: EnvError) -> NumpyStep:
         """Replace all environments and truncate every episode."""
-        last_obs = self._obs
-        cut = np.ones(self.num_envs, bool)
-        num_restarts = 0
+        cut, num_restarts = np.ones(self.num_envs, bool), 0
         while True:
             self._count_restart(error)
             num_restarts += 1
-            self._local = self._local._replace(base_seed=env_seeds(self._local.base_seed, 1)[0])
+            base_seed = derive_seed(self._local.base_seed, "env")  # none of the environments' seeds
+            self._local = self._local._replace(base_seed=base_seed)
             self._seeds = self._local.seeds()
             try:
                 self._vector.close()
@@ -155,7 +166,7 @@ class GymnasiumEnv(NumpyVectorEnv):
             except ProcessLostError as next_error:
                 error = next_error
         info = {"restarts": np.full(self.num_envs, num_restarts), "cut": cut}
-        return NumpyStep(obs, np.zeros(self.num_envs, np.float32), ~cut, cut, last_obs, mask, info)
+        return NumpyStep(obs, np.zeros(self.num_envs, np.float32), ~cut, cut, self._obs, mask, info)
 
     def _count_and_flag_failures(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
         """Count the failures of each environment in a step, and flag those that cut its episode.

@@ -44,7 +44,8 @@ class RslRlSimulator:
             Invalid: nothing distinguishes time limits from terminations.
         """
         # A step may change the limits, of which there is one, or one for each environment.
-        lasted, limit = self._lengths + 1, getattr(self._envs, "max_episode_length", None)
+        lasted = getattr(self._envs, "episode_length_buf", self._lengths) + 1
+        limit = getattr(self._envs, "max_episode_length", None)
         at_limit = None if limit is None else lasted >= limit
         obs, reward, dones, extras = self._envs.step(action)
         done = dones.bool()

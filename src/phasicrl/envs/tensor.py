@@ -119,11 +119,10 @@ class TensorVectorEnv:
         self._unchecked: list[Tensor] = []  # whether numbers are valid `[4]`, for each step
         self.obs: Tensor | None = None
         self._widths = list(get_nvec(self.action_space)) if config.action_masks else []
-        self._masks_in_obs = properties.mask_source == "observation"
         with self._guard_call("reset()"):
             obs, info = check_tuple(simulator.reset(seed=seed), 2)
             self._has_extra = warn_of_extra_obs_keys(config.id, properties, obs)
-            has_masks = self._widths and (self._masks_in_obs or has_mask(info, simulator))
+            has_masks = self._widths and (properties.mask_source or has_mask(info, simulator))
             self.mask_size = sum(self._widths) if has_masks else 0
             self._first_obs = (*self._pack_obs(obs), self._read_mask(obs, info))
         if can_save:
@@ -137,11 +136,10 @@ class TensorVectorEnv:
             with self._guard_call("reset()"):
                 obs, info = check_tuple(self._simulator.reset(), 2)
                 self._first_obs = *self._pack_obs(obs), self._read_mask(obs, info)
-        (obs, is_valid, self.action_mask), self._first_obs = self._first_obs, None
-        self.obs, has_choices = obs, self._has_choices(self.action_mask)
-        checks = [self._true, is_valid, self._true, has_choices]
+        (self.obs, is_valid, self.action_mask), self._first_obs = self._first_obs, None
+        checks = [self._true, is_valid, self._true, self._has_choices(self.action_mask)]
         self.raise_unless_valid(torch.stack(checks)[None], "reset()")
-        return obs
+        return self.obs
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset ended ones."""
@@ -359,7 +357,7 @@ class TensorVectorEnv:
         return torch.stack([each.any(1).all() for each in mask.split(self._widths, 1)]).all()
 
     def _read_mask(self, obs: Any, info: Mapping[str, Any]) -> Tensor | None:
-        mask = get_part(obs, (MASK,)) if self._masks_in_obs else info.get(MASK)
+        mask = get_part(obs, (MASK,)) if self._properties.mask_source else info.get(MASK)
         if self.mask_size:
             return self._check_and_copy(mask, (self.mask_size,), MASK) > 0
         return refuse_late_mask(info) if self._widths else None

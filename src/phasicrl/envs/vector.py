@@ -72,7 +72,7 @@ def make_custom_envs(
             rule = "a VectorEnv, or a simulator of tensors on its device"
             raise Invalid(f"returned a {type(vector).__name__} without a device; expected {rule}")
         mode = getattr(vector, "metadata", {}).get("autoreset_mode")
-        is_late = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
+        is_late = getattr(mode, "value", mode) in ("NextStep", "Disabled")
         if has_device and is_late and not hasattr(vector, "reset_rows"):
             rule = "AutoresetMode.SAME_STEP, or a method reset_rows"
             raise Invalid(f"returned tensors with {mode}; expected {rule}")

@@ -1,12 +1,13 @@
 """Policy as one graph for other tools. Kind: state (a module without effects)."""
 
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
-from phasicrl.spaces import get_part
 
 
 class AgentGraph(nn.Module):
@@ -97,7 +98,7 @@ def get_inputs_by_name(
         action_mask: allowed actions, `[B, M]`; None if all are.
     """
     tree = layout.unpack(obs)
-    named = {_format_name(leaf.path): get_part(tree, leaf.path) for leaf in layout.leaves}
+    named = {_format_name(leaf.path): reduce(getitem, leaf.path, tree) for leaf in layout.leaves}
     named |= {"first": first, "state": state}
     return named if action_mask is None else named | {"action_mask": action_mask}
 
